@@ -1,0 +1,71 @@
+"""gdn: one interface to every Gated DeltaNet kernel.
+
+`gdn.resolve(config)` picks the backends that serve a model on this machine and returns bound operations;
+`gdn.explain(config)` says why, for any machine. Importing gdn imports no framework.
+"""
+
+from gdn._version import __version__
+from gdn.api import backends
+from gdn.api import clear_cache
+from gdn.api import explain
+from gdn.api import resolve
+from gdn.binding import BindContext
+from gdn.capabilities import BackendManifest
+from gdn.capabilities import CapabilityRow
+from gdn.config import GdnConfig
+from gdn.config import presets
+from gdn.device import DeviceInfo
+from gdn.device import detect_device
+from gdn.errors import BackendRefused
+from gdn.errors import ConfigError
+from gdn.errors import GdnError
+from gdn.errors import InputError
+from gdn.errors import InstallationError
+from gdn.errors import NoBackendError
+from gdn.errors import PluginError
+from gdn.errors import RequirementError
+from gdn.errors import ResolutionError
+from gdn.errors import UnknownBackendError
+from gdn.errors import UnknownDeviceError
+from gdn.hookspecs import GDN_PLUGIN_API
+from gdn.hookspecs import hookimpl
+from gdn.ops import ExtendResult
+from gdn.registry import BackendStatus
+from gdn.report import Rejection
+from gdn.report import ResolutionReport
+from gdn.triple import ResolvedTriple
+from gdn.types import StateContract
+
+__all__ = [
+    "GDN_PLUGIN_API",
+    "BackendManifest",
+    "BackendRefused",
+    "BackendStatus",
+    "BindContext",
+    "CapabilityRow",
+    "ConfigError",
+    "DeviceInfo",
+    "ExtendResult",
+    "GdnConfig",
+    "GdnError",
+    "InputError",
+    "InstallationError",
+    "NoBackendError",
+    "PluginError",
+    "Rejection",
+    "RequirementError",
+    "ResolutionError",
+    "ResolutionReport",
+    "ResolvedTriple",
+    "StateContract",
+    "UnknownBackendError",
+    "UnknownDeviceError",
+    "__version__",
+    "backends",
+    "clear_cache",
+    "detect_device",
+    "explain",
+    "hookimpl",
+    "presets",
+    "resolve",
+]
