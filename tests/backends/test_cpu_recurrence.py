@@ -90,15 +90,15 @@ class Problem:
     def extend(self, pool, indices, bounds, **options):
         return extend(
             self.q, self.k, self.v, self.g.float()[None], self.beta.float()[None],
-            ssm_states=pool, cache_indices=torch.tensor(indices), query_start_loc=torch.tensor(bounds), **options,
+            ssm_states=pool, cache_indices=torch.tensor(indices, dtype=torch.int64), query_start_loc=torch.tensor(bounds), **options,
         )  # fmt: skip
 
     def verify(self, pool, indices, bounds, buffer, buffer_rows, steps, **options):
         return verify(
             self.A_log, self.dt_bias, self.q, self.k, self.v, self.a, self.b, ssm_states=pool,
-            cache_indices=torch.tensor(indices), query_start_loc=torch.tensor(bounds),
+            cache_indices=torch.tensor(indices, dtype=torch.int64), query_start_loc=torch.tensor(bounds),
             intermediate_states_buffer=buffer,
-            intermediate_state_indices=None if buffer_rows is None else torch.tensor(buffer_rows),
+            intermediate_state_indices=None if buffer_rows is None else torch.tensor(buffer_rows, dtype=torch.int64),
             cache_steps=steps, **options,
         )  # fmt: skip
 

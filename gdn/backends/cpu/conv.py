@@ -18,6 +18,7 @@ from gdn.backends.cpu.rows import zero_other_rows
 from gdn.signature import validated
 from gdn.validation import check_conv_extend
 from gdn.validation import check_conv_update
+from gdn.validation import check_seq_lens
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -50,6 +51,7 @@ def conv_extend(
 ) -> Tensor:
     """See `gdn.ops.ConvExtend`."""
     _check_extend(x, weight, bias, conv_states, query_start_loc, cache_indices, has_initial_state, activation)
+    check_seq_lens(seq_lens_cpu, query_start_loc)
     dim, width = weight.shape
     spans = token_spans(query_start_loc, x.shape[1])
     slots = host_indices(cache_indices, conv_states.shape[0])

@@ -18,6 +18,7 @@ from gdn.ops import ExtendResult
 from gdn.signature import validated
 from gdn.types import CHUNK
 from gdn.validation import check_extend
+from gdn.validation import check_seq_lens
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -48,9 +49,8 @@ def extend(
     seq_lens_cpu: Sequence[int] | None = None,
 ) -> ExtendResult:
     """See `gdn.ops.Extend`."""
-    _check(
-        q, k, v, g, beta, ssm_states, cache_indices, query_start_loc, out, snapshot_chunks, snapshot_slots, seq_lens_cpu
-    )  # fmt: skip
+    _check(q, k, v, g, beta, ssm_states, cache_indices, query_start_loc, out, snapshot_chunks, snapshot_slots)
+    check_seq_lens(seq_lens_cpu, query_start_loc)
     spans = token_spans(query_start_loc, v.shape[1])
     slots = host_indices(cache_indices, ssm_states.shape[0])
     snapshots = _snapshot_plan(snapshot_chunks, snapshot_slots, ssm_states)
