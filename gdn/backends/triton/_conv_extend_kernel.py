@@ -9,13 +9,12 @@ from gdn.backends.triton._conv_math import load_taps
 
 
 @triton.jit
-def segment_begin(query_start_loc, starts_stride, segment, num_tokens):
-    """First token of a segment >= 1; whatever the values, a token of this call."""
-    begin = tl.load(query_start_loc + (segment - 1) * starts_stride).to(tl.int64)
-    return tl.minimum(tl.maximum(begin, 0), num_tokens)
+def clamp_token(token, num_tokens):
+    """Whatever the offsets hold, a token of this call or the end."""
+    return tl.minimum(tl.maximum(token.to(tl.int64), 0), num_tokens)
 
 
-@triton.jit(do_not_specialize=["num_tokens", "num_sequences", "num_slots", "tile_tokens"])
+@triton.jit(do_not_specialize=["num_tokens", "num_sequences", "num_slots"])
 def conv_extend_kernel(
     x,
     weight,
@@ -29,7 +28,6 @@ def conv_extend_kernel(
     num_sequences,
     num_slots,
     dim,
-    tile_tokens,
     x_dim_stride,
     x_token_stride,
     out_dim_stride,
@@ -44,18 +42,17 @@ def conv_extend_kernel(
     indices_stride,
     initial_stride,
     WIDTH: tl.constexpr,
-    PADDED_WIDTH: tl.constexpr,
     SILU: tl.constexpr,
     BLOCK_TOKENS: tl.constexpr,
     BLOCK_DIM: tl.constexpr,
 ):
-    """One program: up to tile_tokens tokens of one segment by BLOCK_DIM channels.
+    """One program: up to BLOCK_TOKENS tokens of one segment by BLOCK_DIM channels. BLOCK_TOKENS >= WIDTH - 1.
 
     Segment 0 lies before the first sequence, segment n + 1 is sequence n, the last segment follows the last sequence;
-    the first and the last get zeros. Segment m owns the tiles from begin_m // tile_tokens + m up to the next one's
-    first: at least ceil(length / tile_tokens) of them and never none, so every sequence, empty ones too, has a first
-    tile, and no count of tiles has to be known on the host. A sequence's tiles start at its first token. Hence its
-    first tile alone reads the slot (tile_tokens >= WIDTH - 1), and it writes the slot too.
+    the first and the last get zeros. Segment m owns the tiles from begin_m // BLOCK_TOKENS + m up to the next one's
+    first: at least as many as its length needs, and num_tokens // BLOCK_TOKENS + num_sequences + 2 in all, whatever
+    the lengths. A sequence's tiles start at its first token, hence only its first tile reads the slot, and the same
+    program writes the slot when it has read it.
     """
     blocks = tl.cdiv(dim, BLOCK_DIM)
     program = tl.program_id(0)
@@ -63,92 +60,81 @@ def conv_extend_kernel(
     channels = (program % blocks).to(tl.int64) * BLOCK_DIM + tl.arange(0, BLOCK_DIM)
     inside = channels < dim
 
-    segment = 0
-    highest = num_sequences + 1
+    segment = tile * 0
+    highest = segment + num_sequences + 1
     while segment < highest:
         middle = (segment + highest + 1) // 2
-        first_tile = segment_begin(query_start_loc, starts_stride, middle, num_tokens) // tile_tokens + middle
-        reached = first_tile <= tile
+        first_token = clamp_token(tl.load(query_start_loc + (middle - 1).to(tl.int64) * starts_stride), num_tokens)
+        reached = first_token // BLOCK_TOKENS + middle <= tile
         segment = tl.where(reached, middle, segment)
         highest = tl.where(reached, highest, middle - 1)
 
-    begin = tl.full([], 0, tl.int64)
-    if segment > 0:
-        begin = segment_begin(query_start_loc, starts_stride, segment, num_tokens)
-    end = tl.full([], 0, tl.int64) + num_tokens
-    if segment <= num_sequences:
-        end = segment_begin(query_start_loc, starts_stride, segment + 1, num_tokens)
-    local = tile - (begin // tile_tokens + segment)
-    start = begin + local * tile_tokens
+    starts = query_start_loc + segment.to(tl.int64) * starts_stride
+    begin = clamp_token(tl.load(starts - starts_stride, mask=segment > 0, other=0), num_tokens)
+    end = clamp_token(tl.load(starts, mask=segment <= num_sequences, other=num_tokens), num_tokens)
+    local = tile - (begin // BLOCK_TOKENS + segment)
+    tokens = begin + local * BLOCK_TOKENS + tl.arange(0, BLOCK_TOKENS)
+    wanted = tokens < end
 
     is_sequence = (segment > 0) & (segment <= num_sequences)
-    sequence = segment - 1
+    sequence = (segment - 1).to(tl.int64)
     slot = tl.load(cache_indices + sequence * indices_stride, mask=is_sequence, other=-1).to(tl.int64)
     valid = is_sequence & (slot >= 0) & (slot < num_slots)
-    has_history = valid
+    owns_state = valid & (local == 0) & (begin < end)
+    reads_state = owns_state
     if has_initial_state is not None:
         flag = tl.load(has_initial_state + sequence * initial_stride, mask=is_sequence, other=0)
-        has_history = valid & (flag != 0)
+        reads_state = owns_state & (flag != 0)
     live = inside & valid
-
-    x_channels = x + channels * x_dim_stride
-    out_channels = out + channels * out_dim_stride
     columns = state + slot * state_slot_stride + channels * state_dim_stride
 
-    taps = load_taps(weight, channels, inside, weight_dim_stride, weight_tap_stride, WIDTH, PADDED_WIDTH)
-    offset = load_bias(bias, channels, inside, bias_stride)
-
-    carried = ()
-    for column in tl.static_range(WIDTH - 1):
-        position = start - (WIDTH - 1) + column
+    taps = load_taps(weight, channels, inside, weight_dim_stride, weight_tap_stride, WIDTH)
+    total = tl.zeros([BLOCK_TOKENS, BLOCK_DIM], dtype=tl.float32)
+    total += load_bias(bias, channels, inside, bias_stride)[None, :]
+    for back in tl.static_range(WIDTH):
+        position = tokens - back
+        given = wanted & (position >= begin)
         value = tl.load(
-            x_channels + position * x_token_stride, mask=live & (position >= begin) & (start < end), other=0.0
+            x + position[:, None] * x_token_stride + channels[None, :] * x_dim_stride,
+            mask=given[:, None] & live[None, :],
+            other=0.0,
         ).to(tl.float32)
-        old = tl.load(
-            columns + column * state_column_stride, mask=live & has_history & (local == 0), other=0.0
-        ).to(tl.float32)
-        carried = carried + (tl.where(position >= begin, value, old),)
+        if back > 0:
+            if reads_state:
+                stored = wanted & (position < begin)
+                old = tl.load(
+                    columns[None, :] + (position - begin + (WIDTH - 1))[:, None] * state_column_stride,
+                    mask=stored[:, None] & inside[None, :],
+                    other=0.0,
+                ).to(tl.float32)
+                value = tl.where(stored[:, None], old, value)
+        total += value * taps[back][None, :]
+    result = tl.where(valid, activate(total, SILU), 0.0)
+    tl.store(
+        out + tokens[:, None] * out_token_stride + channels[None, :] * out_dim_stride,
+        result.to(out.dtype.element_ty),
+        mask=wanted[:, None] & inside[None, :],
+    )
 
-    stop = tl.minimum(end, start + tile_tokens)
-    for first in tl.range(start, stop, BLOCK_TOKENS):
-        inputs = carried
-        for step in tl.static_range(BLOCK_TOKENS):
-            position = first + step
-            value = tl.load(x_channels + position * x_token_stride, mask=live & (position < stop), other=0.0)
-            inputs = inputs + (value.to(tl.float32),)
-        for step in tl.static_range(BLOCK_TOKENS):
-            total = offset
-            for back in tl.static_range(WIDTH):
-                total += inputs[WIDTH - 1 + step - back] * taps[back]
-            result = tl.where(valid, activate(total, SILU), 0.0)
-            position = first + step
-            tl.store(
-                out_channels + position * out_token_stride,
-                result.to(out.dtype.element_ty),
-                mask=inside & (position < stop),
-            )
-        carried = ()
-        for column in tl.static_range(WIDTH - 1):
-            carried = carried + (inputs[BLOCK_TOKENS + column],)
-
-    length = end - begin
     if WIDTH > 1:
-        if valid & (local == 0) & ((length > 0) | (has_history == 0)):
-            kept = ()
+        if owns_state:
+            newest = ()
             for column in tl.static_range(WIDTH - 1):
                 position = end - (WIDTH - 1) + column
                 value = tl.load(
-                    x_channels + position * x_token_stride, mask=inside & (position >= begin), other=0.0
-                ).to(tl.float32)
-                old = tl.load(
-                    columns + (column + length) * state_column_stride,
-                    mask=inside & has_history & (position < begin),
+                    x + position * x_token_stride + channels * x_dim_stride,
+                    mask=inside & (position >= begin),
                     other=0.0,
                 ).to(tl.float32)
-                kept = kept + (tl.where(position >= begin, value, old),)
+                old = tl.load(
+                    columns + (position - begin + (WIDTH - 1)) * state_column_stride,
+                    mask=inside & reads_state & (position < begin),
+                    other=0.0,
+                ).to(tl.float32)
+                newest = newest + (tl.where(position >= begin, value, old),)  # noqa: RUF005
             # Another thread of this program may still need an old column: all read before any writes.
             tl.debug_barrier()
             for column in tl.static_range(WIDTH - 1):
                 tl.store(
-                    columns + column * state_column_stride, kept[column].to(state.dtype.element_ty), mask=inside
+                    columns + column * state_column_stride, newest[column].to(state.dtype.element_ty), mask=inside
                 )

@@ -9,20 +9,12 @@ import triton.language as tl
 
 
 @triton.jit
-def load_taps(weight, channels, inside, dim_stride, tap_stride, WIDTH: tl.constexpr, PADDED_WIDTH: tl.constexpr):
-    """The WIDTH taps of some channels in fp32, newest first, as a tuple of `[channels]`.
-
-    One tile is read, so that a thread takes all taps of a channel at once.
-    """
-    columns = tl.arange(0, PADDED_WIDTH)
-    tile = tl.load(
-        weight + channels[:, None] * dim_stride + columns[None, :].to(tl.int64) * tap_stride,
-        mask=inside[:, None] & (columns < WIDTH)[None, :],
-        other=0.0,
-    ).to(tl.float32)
+def load_taps(weight, channels, inside, dim_stride, tap_stride, WIDTH: tl.constexpr):
+    """The WIDTH taps of some channels in fp32, newest first, as a tuple of `[channels]`."""
     taps = ()
     for back in tl.static_range(WIDTH):
-        taps = taps + (tl.sum(tl.where((columns == WIDTH - 1 - back)[None, :], tile, 0.0), axis=1),)
+        tap = weight + channels * dim_stride + (WIDTH - 1 - back) * tap_stride
+        taps = taps + (tl.load(tap, mask=inside, other=0.0).to(tl.float32),)  # noqa: RUF005
     return taps
 
 

@@ -19,9 +19,9 @@ def conv_step_kernel(
     windows,
     window_rows,
     num_rows,
-    dim,
     num_slots,
     num_window_rows,
+    dim,
     x_row_stride,
     x_dim_stride,
     out_row_stride,
@@ -38,7 +38,6 @@ def conv_step_kernel(
     windows_column_stride,
     window_rows_stride,
     WIDTH: tl.constexpr,
-    PADDED_WIDTH: tl.constexpr,
     SILU: tl.constexpr,
     BLOCK_ROWS: tl.constexpr,
     BLOCK_DIM: tl.constexpr,
@@ -58,18 +57,18 @@ def conv_step_kernel(
     valid = row_inside & (slot >= 0) & (slot < num_slots)
     live = valid[:, None] & inside[None, :]
 
-    newest = tl.load(
-        x + rows[:, None] * x_row_stride + channels[None, :] * x_dim_stride, mask=live, other=0.0
-    )
+    newest = tl.load(x + rows[:, None] * x_row_stride + channels[None, :] * x_dim_stride, mask=live, other=0.0)
+    inputs = (newest.to(tl.float32),)
     columns = state + slot[:, None] * state_slot_stride + channels[None, :] * state_dim_stride
-    history = ()
     for back in tl.static_range(1, WIDTH):
-        history = history + (tl.load(columns + (WIDTH - 1 - back) * state_column_stride, mask=live, other=0.0),)
+        old = tl.load(columns + (WIDTH - 1 - back) * state_column_stride, mask=live, other=0.0)
+        inputs = inputs + (old.to(tl.float32),)  # noqa: RUF005
 
-    taps = load_taps(weight, channels, inside, weight_dim_stride, weight_tap_stride, WIDTH, PADDED_WIDTH)
-    total = load_bias(bias, channels, inside, bias_stride)[None, :] + newest.to(tl.float32) * taps[0][None, :]
-    for back in tl.static_range(1, WIDTH):
-        total += history[back - 1].to(tl.float32) * taps[back][None, :]
+    taps = load_taps(weight, channels, inside, weight_dim_stride, weight_tap_stride, WIDTH)
+    total = tl.zeros([BLOCK_ROWS, BLOCK_DIM], dtype=tl.float32)
+    total += load_bias(bias, channels, inside, bias_stride)[None, :]
+    for back in tl.static_range(WIDTH):
+        total += inputs[back] * taps[back][None, :]
     result = tl.where(valid[:, None], activate(total, SILU), 0.0)
     tl.store(
         out + rows[:, None] * out_row_stride + channels[None, :] * out_dim_stride,
@@ -80,43 +79,45 @@ def conv_step_kernel(
     if WIDTH > 1:
         # Another thread of this program may hold the same channel in another load: all read before any writes.
         tl.debug_barrier()
-        tl.store(columns + (WIDTH - 2) * state_column_stride, newest.to(state.dtype.element_ty), mask=live)
-        for back in tl.static_range(1, WIDTH - 1):
-            tl.store(columns + (WIDTH - 2 - back) * state_column_stride, history[back - 1], mask=live)
+        for back in tl.static_range(WIDTH - 1):
+            tl.store(
+                columns + (WIDTH - 2 - back) * state_column_stride,
+                inputs[back].to(state.dtype.element_ty),
+                mask=live,
+            )
         if windows is not None:
             if window_rows is None:
                 target = rows
             else:
                 target = tl.load(window_rows + rows * window_rows_stride, mask=row_inside, other=-1).to(tl.int64)
-            stored = live & ((target >= 0) & (target < num_window_rows))[:, None]
+            kept = live & ((target >= 0) & (target < num_window_rows))[:, None]
             window = windows + target[:, None] * windows_row_stride + channels[None, :] * windows_dim_stride
-            tl.store(window + (WIDTH - 2) * windows_column_stride, newest.to(windows.dtype.element_ty), mask=stored)
-            for back in tl.static_range(1, WIDTH - 1):
+            for back in tl.static_range(WIDTH - 1):
                 tl.store(
                     window + (WIDTH - 2 - back) * windows_column_stride,
-                    history[back - 1].to(windows.dtype.element_ty),
-                    mask=stored,
+                    inputs[back].to(windows.dtype.element_ty),
+                    mask=kept,
                 )
 
 
 @triton.jit
 def derive_parents(next_token, next_sibling, token_stride, sibling_stride, drafts, nodes):
-    """Parent of each node from first-child and next-sibling links, `[nodes]` int64.
+    """Parent of each node from first-child and next-sibling links, `[nodes]` int32.
 
-    Nodes are visited in order: the first child of t gets parent t, the next sibling of t gets t's own parent. Nodes
-    that nothing links to, and links that don't point forward, get parent 0.
+    Nodes are visited in order: the first child of t gets parent t, the next sibling of t gets t's own parent. Links
+    that don't point forward are ignored; nodes that nothing links to keep parent 0.
     """
-    parents = tl.zeros(nodes.shape, dtype=tl.int64)
+    parents = nodes * 0
     for node in tl.range(0, drafts):
         child = tl.load(next_token + node * token_stride).to(tl.int64)
         sibling = tl.load(next_sibling + node * sibling_stride).to(tl.int64)
         own = tl.sum(tl.where(nodes == node, parents, 0), axis=0)
-        parents = tl.where(nodes == child, node, parents)
-        parents = tl.where(nodes == sibling, own, parents)
-    return tl.where((parents < nodes) & (parents >= 0), parents, 0)
+        parents = tl.where((nodes == child) & (nodes > node), node, parents)
+        parents = tl.where((nodes == sibling) & (nodes > node), own, parents)
+    return parents
 
 
-@triton.jit(do_not_specialize=["drafts", "num_slots", "num_window_rows"])
+@triton.jit(do_not_specialize=["num_slots", "num_window_rows", "drafts"])
 def conv_draft_kernel(
     x,
     weight,
@@ -129,10 +130,10 @@ def conv_draft_kernel(
     next_token,
     next_sibling,
     parent_token,
-    drafts,
-    dim,
     num_slots,
     num_window_rows,
+    drafts,
+    dim,
     x_row_stride,
     x_dim_stride,
     x_draft_stride,
@@ -158,7 +159,6 @@ def conv_draft_kernel(
     parent_row_stride,
     parent_draft_stride,
     WIDTH: tl.constexpr,
-    PADDED_WIDTH: tl.constexpr,
     SILU: tl.constexpr,
     BLOCK_DRAFTS: tl.constexpr,
     BLOCK_DIM: tl.constexpr,
@@ -174,7 +174,7 @@ def conv_draft_kernel(
     row = (program // blocks).to(tl.int64)
     channels = block.to(tl.int64) * BLOCK_DIM + tl.arange(0, BLOCK_DIM)
     inside = channels < dim
-    nodes = tl.arange(0, BLOCK_DRAFTS).to(tl.int64)
+    nodes = tl.arange(0, BLOCK_DRAFTS)
 
     if slots is None:
         slot = row
@@ -183,8 +183,8 @@ def conv_draft_kernel(
     valid = (slot >= 0) & (slot < num_slots)
     live = inside & valid
 
-    x_row = x + row * x_row_stride + channels[None, :] * x_dim_stride
-    out_row = out + row * out_row_stride + channels[None, :] * out_dim_stride
+    x_channels = x + row * x_row_stride + channels * x_dim_stride
+    out_channels = out + row * out_row_stride + channels * out_dim_stride
     columns = state + slot * state_slot_stride + channels * state_dim_stride
 
     if windows is not None:
@@ -192,8 +192,8 @@ def conv_draft_kernel(
             target = row
         else:
             target = tl.load(window_rows + row * window_rows_stride).to(tl.int64)
-        stored = live & (target >= 0) & (target < num_window_rows)
-        window = windows + target * windows_row_stride + channels[None, :] * windows_dim_stride
+        kept = live & (target >= 0) & (target < num_window_rows)
+        window = windows + target * windows_row_stride + channels * windows_dim_stride
 
     if next_token is not None:
         parents = derive_parents(
@@ -206,17 +206,18 @@ def conv_draft_kernel(
         )
         if parent_token is not None:
             tl.store(
-                parent_token + row * parent_row_stride + nodes * parent_draft_stride,
+                parent_token + row * parent_row_stride + nodes.to(tl.int64) * parent_draft_stride,
                 parents.to(parent_token.dtype.element_ty),
                 mask=(nodes < drafts) & valid & (block == 0),
             )
 
-    taps = load_taps(weight, channels, inside, weight_dim_stride, weight_tap_stride, WIDTH, PADDED_WIDTH)
+    taps = load_taps(weight, channels, inside, weight_dim_stride, weight_tap_stride, WIDTH)
     offset = load_bias(bias, channels, inside, bias_stride)
 
     for first in tl.range(0, drafts, BLOCK_DRAFTS):
         steps = first + nodes
         step_inside = steps < drafts
+        long_steps = steps.to(tl.int64)
         position = steps
         total = tl.zeros([BLOCK_DRAFTS, BLOCK_DIM], dtype=tl.float32) + offset[None, :]
         for back in tl.static_range(WIDTH):
@@ -226,15 +227,17 @@ def conv_draft_kernel(
                 else:
                     is_position = position[:, None] == nodes[None, :]
                     parent = tl.sum(tl.where(is_position, parents[None, :], 0), axis=1)
-                    position = tl.where(position > 0, parent, tl.where(position == 0, -1, position - 1))
+                    position = tl.where(position > 0, parent, position - 1)
             is_draft = step_inside & (position >= 0)
             value = tl.load(
-                x_row + position[:, None] * x_draft_stride, mask=is_draft[:, None] & live[None, :], other=0.0
+                x_channels[None, :] + position.to(tl.int64)[:, None] * x_draft_stride,
+                mask=is_draft[:, None] & live[None, :],
+                other=0.0,
             ).to(tl.float32)
             if back > 0:
                 is_history = step_inside & (position < 0)
                 old = tl.load(
-                    columns[None, :] + (WIDTH - 1 + position)[:, None] * state_column_stride,
+                    columns[None, :] + (WIDTH - 1 + position).to(tl.int64)[:, None] * state_column_stride,
                     mask=is_history[:, None] & live[None, :],
                     other=0.0,
                 ).to(tl.float32)
@@ -242,29 +245,33 @@ def conv_draft_kernel(
             total += value * taps[back][None, :]
             if back < WIDTH - 1:
                 if windows is not None:
+                    column = (WIDTH - 2 - back) * windows_column_stride
                     tl.store(
-                        window + steps[:, None] * windows_draft_stride + (WIDTH - 2 - back) * windows_column_stride,
+                        window[None, :] + (long_steps * windows_draft_stride + column)[:, None],
                         value.to(windows.dtype.element_ty),
-                        mask=step_inside[:, None] & stored[None, :],
+                        mask=step_inside[:, None] & kept[None, :],
                     )
         result = tl.where(valid, activate(total, SILU), 0.0)
         tl.store(
-            out_row + steps[:, None] * out_draft_stride,
+            out_channels[None, :] + long_steps[:, None] * out_draft_stride,
             result.to(out.dtype.element_ty),
             mask=step_inside[:, None] & inside[None, :],
         )
 
     if next_token is None:
-        x_channels = x + row * x_row_stride + channels * x_dim_stride
-        kept = ()
+        newest = ()
         for back in tl.static_range(WIDTH - 1):
-            last = drafts - 1 - back
+            last = (row * 0 + drafts) - 1 - back
             value = tl.load(x_channels + last * x_draft_stride, mask=live & (last >= 0), other=0.0).to(tl.float32)
             old = tl.load(
                 columns + (WIDTH - 1 + last) * state_column_stride, mask=live & (last < 0), other=0.0
             ).to(tl.float32)
-            kept = kept + (tl.where(last >= 0, value, old),)
+            newest = newest + (tl.where(last >= 0, value, old),)  # noqa: RUF005
         # Another thread of this program may still need an old column: all read before any writes.
         tl.debug_barrier()
         for back in tl.static_range(WIDTH - 1):
-            tl.store(columns + (WIDTH - 2 - back) * state_column_stride, kept[back].to(state.dtype.element_ty), mask=live)
+            tl.store(
+                columns + (WIDTH - 2 - back) * state_column_stride,
+                newest[back].to(state.dtype.element_ty),
+                mask=live,
+            )
