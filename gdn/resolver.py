@@ -148,7 +148,8 @@ def _pick_from_decode(
 ) -> _Pick:
     """Packed and replay decode belong to the row that serves decode: all three update the same state."""
     if decode is None or decode.row is None:
-        return _Pick(operation, None, ())
+        pick = _pick(operation, config, device, state, facts)
+        return _Pick(operation, None, tuple(loser for loser in pick.losers if loser.row is None))
     candidate = _candidate(decode.manifest, operation, config, device, state, facts, only_row=decode.row)
     if candidate.row is None:
         return _Pick(operation, None, (candidate,))

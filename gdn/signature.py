@@ -51,7 +51,10 @@ class _Plans(Generic[Plan]):
         if last is not None and last.matches(args):
             return last.plan
         key = tuple(map(_signature, args))
-        entry = self._plans.get(key)
+        try:
+            entry = self._plans.get(key)
+        except TypeError:  # an argument that can't be hashed has no signature: the builder will refuse it
+            return self._build(*args)
         if entry is None:
             entry = _Entry(args, self._build(*args))
             while len(self._plans) >= self._capacity:

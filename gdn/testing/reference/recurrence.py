@@ -101,7 +101,7 @@ def extend(
     ]
     for request, slot in real_requests(cache_indices, ssm_states.shape[0]):
         begin, end = spans[request]
-        state = ssm_states[slot].double()
+        state = ssm_states[slot].to(torch.float64, copy=True)
         boundaries = []
         for token in range(begin, end):
             if (token - begin) % CHUNK == 0:

@@ -1,0 +1,172 @@
+"""Run an operation and the fp64 reference on the same call, and measure what differs.
+
+Elements that the reference leaves alone must keep their bits, whatever they hold (NaN, canaries); all others are
+compared in groups. Elements that the reference makes exactly zero in the output must be exactly zero.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+from typing import Any
+
+import torch
+
+from gdn.testing.calls import WRITTEN
+from gdn.testing.calls import Call
+from gdn.testing.reference import REFERENCE
+from gdn.testing.reference import qkv_split
+from gdn.testing.tolerances import Quantity
+from gdn.testing.tolerances import tolerance
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Difference:
+    """One compared quantity."""
+
+    quantity: str
+    error: float
+    tolerance: float
+    violation: str = ""
+    """What broke exactly: bits changed where nothing may be written, or a wrong shape or dtype."""
+
+    @property
+    def passed(self) -> bool:
+        return not self.violation and self.error <= self.tolerance
+
+    def __str__(self) -> str:
+        return f"{self.quantity}: {self.violation or f'error {self.error:.2e}, allowed {self.tolerance:.1e}'}"
+
+
+def compare(function: Callable[..., Any], call: Call) -> list[Difference]:
+    """Call `function` on a copy of `call` and measure it against the reference."""
+    ours, theirs = call.copy(), _upcast(call)
+    result = function(**ours.arguments)
+    expected = _reference(call)(**theirs)
+    differences = list(_outputs(call, result, expected))
+    for name in sorted(WRITTEN & call.arguments.keys() - {"out"}):
+        before, after = call.arguments[name], ours.arguments[name]
+        if before is not None:
+            differences.append(_written(call, name, before, after, theirs[name]))
+    if "out" in call.arguments:
+        given = result[0] if call.operation == "extend" else result
+        if given.data_ptr() != ours.arguments["out"].data_ptr():
+            differences.append(Difference("out", 0.0, 0.0, "the result is not the caller's out"))
+    return differences
+
+
+def assert_matches(function: Callable[..., Any], call: Call) -> None:
+    """Raise an AssertionError that lists every quantity that is off."""
+    wrong = [str(difference) for difference in compare(function, call) if not difference.passed]
+    assert not wrong, f"{call.operation} on {call.case}:\n  " + "\n  ".join(wrong)
+
+
+def relative_error(got: Tensor, expected: Tensor) -> float:
+    """Worst relative L2 error over rows `[G, n]`; rows far smaller than the others count by a tenth of the mean norm."""
+    got, expected = got.double(), expected.double()
+    if got.numel() == 0:
+        return 0.0
+    norms = expected.norm(dim=1)
+    floor = 0.1 * norms[norms > 0].mean() if bool((norms > 0).any()) else norms.new_tensor(1e-30)
+    errors = (got - expected).norm(dim=1) / torch.maximum(norms, floor)
+    return float(torch.nan_to_num(errors, nan=torch.inf).max())
+
+
+def _reference(call: Call) -> Callable[..., Any]:
+    return qkv_split(call.case.config()) if call.operation == "qkv_split" else REFERENCE[call.operation]
+
+
+def _upcast(call: Call) -> dict[str, Any]:
+    """The arguments on the CPU, all floats in fp64, what is written copied."""
+    return {name: _upcast_one(value) for name, value in call.arguments.items()}
+
+
+def _upcast_one(value: Any) -> Any:
+    if not isinstance(value, torch.Tensor):
+        return value
+    value = value.detach().cpu()
+    return value.double() if value.is_floating_point() else value.clone()
+
+
+def _outputs(call: Call, result: Any, expected: Any) -> Iterator[Difference]:
+    dtype = call.arguments[_ACTIVATION_OF.get(call.operation, "v")].dtype
+    match call.operation:
+        case "extend":
+            yield _output(call, "output", result.output, expected.output, dtype)
+            if (result.chunk_states is None) != (expected.chunk_states is None):
+                yield Difference("chunk_states", 0.0, 0.0, "chunk states were asked for and not given, or the reverse")
+            elif expected.chunk_states is not None:
+                pool = call.arguments["ssm_states"].dtype
+                yield _output(call, "chunk_states", result.chunk_states, expected.chunk_states, pool)
+        case "gating":
+            for name, got, right in zip(("g", "beta"), result, expected, strict=True):
+                yield _output(call, name, got, right, torch.float32)
+        case "qkv_split":
+            for name, got, right in zip("qkv", result, expected, strict=True):
+                yield _output(call, name, got, right, dtype)
+                if not got.is_contiguous():
+                    yield Difference(name, 0.0, 0.0, f"not contiguous: strides {got.stride()}")
+        case _:
+            yield _output(call, "output", result, expected, dtype)
+
+
+_ACTIVATION_OF = {
+    "packed_decode": "mixed_qkv", "replay_decode": "mixed_qkv", "conv_extend": "x", "conv_update": "x", "gating": "a",
+    "qkv_split": "mixed_qkv",
+}  # fmt: skip
+
+
+def _output(call: Call, name: str, got: Tensor, expected: Tensor, dtype: torch.dtype) -> Difference:
+    quantity: Quantity = "state" if name == "chunk_states" else "output"
+    allowed = tolerance(call.operation, quantity, call.case)
+    if got.shape != expected.shape or got.dtype != dtype:
+        found = f"{list(got.shape)} {got.dtype}, needs {list(expected.shape)} {dtype}"
+        return Difference(name, 0.0, allowed, f"shape and dtype {found}")
+    got, expected = _rows(call.operation, name, got.detach().cpu()), _rows(call.operation, name, expected)
+    silent = (expected == 0).all(dim=1)
+    if call.operation not in ("gating", "qkv_split") and not bool((got[silent] == 0).all()):
+        return Difference(name, 0.0, allowed, "rows of nobody are not zero")
+    infinite = expected.isinf()
+    if bool(infinite.any()):
+        if not bool((got.double()[infinite] <= torch.finfo(torch.float32).min).all()):
+            return Difference(name, 0.0, allowed, "finite where the reference is infinite")
+        got, expected = got.masked_fill(infinite, 0.0), expected.masked_fill(infinite, 0.0)
+    return Difference(name, relative_error(got, expected), allowed)
+
+
+def _rows(operation: str, name: str, x: Tensor) -> Tensor:
+    """`[G, n]`: one token a row; for states one head a row."""
+    if name == "chunk_states":
+        return x.flatten(0, 2).flatten(1) if x.numel() else x.reshape(0, 1)
+    if operation == "conv_extend":
+        return x.t().contiguous()
+    if operation == "conv_update":
+        return x if x.dim() == 2 else x.transpose(1, 2).flatten(0, 1)
+    if operation == "gating":
+        return x[0].reshape(-1, 1)
+    return x[0].flatten(1) if x.numel() else x.reshape(0, 1)
+
+
+def _written(call: Call, name: str, before: Tensor, after: Tensor, expected: Tensor) -> Difference:
+    allowed = tolerance(call.operation, "state", call.case)
+    before, after = before.detach().cpu(), after.detach().cpu()
+    if not before.is_floating_point():
+        wrong = not torch.equal(after.long(), expected.long())
+        return Difference(name, 0.0, 0.0, f"{after.tolist()}, needs {expected.tolist()}" if wrong else "")
+    old = before.double()
+    kept = (expected == old) | (expected.isnan() & old.isnan())
+    if not bool((after.double()[kept] == old[kept]).logical_or(old[kept].isnan() & after.double()[kept].isnan()).all()):
+        changed = (kept & (after.double() != old) & ~(after.isnan() & old.isnan())).nonzero()[0].tolist()
+        return Difference(name, 0.0, allowed, f"element {changed} was written and must not be")
+    if name in ("replayssm_d", "replayssm_k", "replayssm_g", "conv_states", "conv_state"):
+        axes = 1
+    else:
+        axes = after.dim() - 2
+    new = expected.masked_fill(kept, 0.0).flatten(0, axes - 1).flatten(1)
+    got = after.double().masked_fill(kept, 0.0).flatten(0, axes - 1).flatten(1)
+    return Difference(name, relative_error(got, new), allowed)
