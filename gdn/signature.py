@@ -107,8 +107,8 @@ def _tensor_check(tensors: tuple[Any, ...]) -> Callable[..., bool] | None:
     """None where there is no compiled check, or where its examples are not real tensors."""
     if TensorGuards is None or not tensors or any(type(tensor) not in _PLAIN for tensor in tensors):
         return None
-    free = [[None] * tensor.dim() for tensor in tensors]
-    check: Callable[..., bool] = TensorGuards(*tensors, dynamic_dims_sizes=free, dynamic_dims_strides=free).check
+    sizes, strides = [list(tensor.shape) for tensor in tensors], [list(tensor.stride()) for tensor in tensors]
+    check: Callable[..., bool] = TensorGuards(*tensors, dynamic_dims_sizes=sizes, dynamic_dims_strides=strides).check
     return check if check(*tensors) else None
 
 

@@ -46,13 +46,25 @@ class Difference:
 def compare(function: Callable[..., Any], call: Call) -> list[Difference]:
     """Call `function` on a copy of `call` and measure it against the reference."""
     ours, theirs = call.copy(), _upcast(call)
+    kept = {
+        name: value.detach().cpu().clone()
+        for name, value in call.arguments.items()
+        if isinstance(value, torch.Tensor) and name not in WRITTEN
+    }
     result = function(**ours.arguments)
     expected = _reference(call)(**theirs)
     differences = list(_outputs(call, result, expected))
-    for name in sorted(WRITTEN & call.arguments.keys() - {"out"}):
-        before, after = call.arguments[name], ours.arguments[name]
-        if before is not None:
-            differences.append(_written(call, name, before, after, theirs[name]))
+    for name, before in call.arguments.items():
+        after = ours.arguments[name]
+        if not isinstance(before, torch.Tensor):
+            continue
+        if name in WRITTEN:
+            if name != "out":
+                differences.append(_written(call, name, before, after, theirs[name]))
+            if (between := _changed_between(before, after)) is not None:
+                differences.append(Difference(name, 0.0, 0.0, f"memory outside the tensor was written, at {between}"))
+        elif not _same_bits(before.detach().cpu(), kept[name]):
+            differences.append(Difference(name, 0.0, 0.0, "an input was written"))
     if "out" in call.arguments:
         given = result[0] if call.operation == "extend" else result
         if given.data_ptr() != ours.arguments["out"].data_ptr():
@@ -75,6 +87,23 @@ def relative_error(got: Tensor, expected: Tensor) -> float:
     floor = 0.1 * norms[norms > 0].mean() if bool((norms > 0).any()) else norms.new_tensor(1e-30)
     errors = (got - expected).norm(dim=1) / torch.maximum(norms, floor)
     return float(torch.nan_to_num(errors, nan=torch.inf).max())
+
+
+def _same_bits(one: Tensor, other: Tensor) -> bool:
+    return torch.equal(one.contiguous().flatten().view(torch.uint8), other.contiguous().flatten().view(torch.uint8))
+
+
+def _changed_between(before: Tensor, after: Tensor) -> int | None:
+    """Element of the storage, outside the tensor's own, whose bits changed: the gaps between slots, say."""
+    size = before.untyped_storage().nbytes() // before.element_size()
+    if size == before.numel():
+        return None
+    covered = torch.zeros(size, dtype=torch.bool)
+    covered.as_strided(before.shape, before.stride(), before.storage_offset()).fill_(True)
+    old, new = (torch.as_strided(x, (size,), (1,), 0).detach().cpu() for x in (before, after))
+    bits = {8: torch.int64, 4: torch.int32, 2: torch.int16}[before.element_size()]
+    changed = ((old.view(bits) != new.view(bits)) & ~covered).nonzero()
+    return int(changed[0]) if changed.numel() else None
 
 
 def _reference(call: Call) -> Callable[..., Any]:

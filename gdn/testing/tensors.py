@@ -55,7 +55,7 @@ class TensorFactory:
             return [self.placed(part, dtype) for part in parts]
         rows = parts[0].shape[0]
         lead = torch.full((rows, 3), torch.nan)
-        flat = [part.reshape(rows, -1) for part in parts]
+        flat = [part.flatten(1) if part.dim() > 1 else part[:, None] for part in parts]
         wide = self.placed(torch.cat([lead, *flat, lead[:, :2]], dim=1), dtype)
         result, begin = [], 3
         for part, columns in zip(parts, flat, strict=True):

@@ -101,14 +101,14 @@ def conv_step_kernel(
 
 
 @triton.jit
-def derive_parents(next_token, next_sibling, token_stride, sibling_stride, drafts, nodes):
+def derive_parents(next_token, next_sibling, token_stride, sibling_stride, nodes, DRAFTS: tl.constexpr):
     """Parent of each node from first-child and next-sibling links, `[nodes]` int32.
 
     Nodes are visited in order: the first child of t gets parent t, the next sibling of t gets t's own parent. Links
     that don't point forward are ignored; nodes that nothing links to keep parent 0.
     """
     parents = nodes * 0
-    for node in tl.range(0, drafts):
+    for node in tl.range(0, DRAFTS):
         child = tl.load(next_token + node * token_stride).to(tl.int64)
         sibling = tl.load(next_sibling + node * sibling_stride).to(tl.int64)
         own = tl.sum(tl.where(nodes == node, parents, 0), axis=0)
@@ -117,7 +117,7 @@ def derive_parents(next_token, next_sibling, token_stride, sibling_stride, draft
     return parents
 
 
-@triton.jit(do_not_specialize=["num_slots", "num_window_rows", "drafts"])
+@triton.jit(do_not_specialize=["num_slots", "num_window_rows"])
 def conv_draft_kernel(
     x,
     weight,
@@ -132,7 +132,6 @@ def conv_draft_kernel(
     parent_token,
     num_slots,
     num_window_rows,
-    drafts,
     dim,
     x_row_stride,
     x_dim_stride,
@@ -160,10 +159,11 @@ def conv_draft_kernel(
     parent_draft_stride,
     WIDTH: tl.constexpr,
     SILU: tl.constexpr,
+    DRAFTS: tl.constexpr,
     BLOCK_DRAFTS: tl.constexpr,
     BLOCK_DIM: tl.constexpr,
 ):
-    """One program: all drafts of one request by BLOCK_DIM channels. A tree needs BLOCK_DRAFTS >= drafts.
+    """One program: all drafts of one request by BLOCK_DIM channels. A tree needs BLOCK_DRAFTS >= DRAFTS.
 
     The input of tap j at draft t is named by a position: >= 0 is a draft, -1 the slot's newest column, -2 the one
     before it.
@@ -201,22 +201,22 @@ def conv_draft_kernel(
             next_sibling + row * next_sibling_row_stride,
             next_token_draft_stride,
             next_sibling_draft_stride,
-            drafts,
             nodes,
+            DRAFTS,
         )
         if parent_token is not None:
             tl.store(
                 parent_token + row * parent_row_stride + nodes.to(tl.int64) * parent_draft_stride,
                 parents.to(parent_token.dtype.element_ty),
-                mask=(nodes < drafts) & valid & (block == 0),
+                mask=(nodes < DRAFTS) & valid & (block == 0),
             )
 
     taps = load_taps(weight, channels, inside, weight_dim_stride, weight_tap_stride, WIDTH)
     offset = load_bias(bias, channels, inside, bias_stride)
 
-    for first in tl.range(0, drafts, BLOCK_DRAFTS):
+    for first in tl.range(0, DRAFTS, BLOCK_DRAFTS):
         steps = first + nodes
-        step_inside = steps < drafts
+        step_inside = steps < DRAFTS
         long_steps = steps.to(tl.int64)
         position = steps
         total = tl.zeros([BLOCK_DRAFTS, BLOCK_DIM], dtype=tl.float32) + offset[None, :]
@@ -261,7 +261,7 @@ def conv_draft_kernel(
     if next_token is None:
         newest = ()
         for back in tl.static_range(WIDTH - 1):
-            last = (row * 0 + drafts) - 1 - back
+            last = row * 0 + (DRAFTS - 1 - back)
             value = tl.load(x_channels + last * x_draft_stride, mask=live & (last >= 0), other=0.0).to(tl.float32)
             old = tl.load(
                 columns + (WIDTH - 1 + last) * state_column_stride, mask=live & (last < 0), other=0.0

@@ -176,13 +176,12 @@ def _plan_update(
     if next_token is None:
         block_drafts = min(block_drafts, tile.rows)
     numbers = (
-        *counts, drafts, dim, *(*x_strides, 0)[:3], *(*out_strides, 0)[:3], *shared,
+        *counts, dim, *(*x_strides, 0)[:3], *(*out_strides, 0)[:3], *shared,
         *window_strides, *_strides(window_rows, 1),
         *_strides(next_token, 2), *_strides(next_sibling, 2), *_strides(parent_token, 2),
     )  # fmt: skip
-    launch = Launch(
-        conv_draft_kernel, constants | {"BLOCK_DRAFTS": block_drafts, "BLOCK_DIM": block_dim}, num_warps=tile.warps
-    )
+    constants |= {"DRAFTS": drafts, "BLOCK_DRAFTS": block_drafts, "BLOCK_DIM": block_dim}
+    launch = Launch(conv_draft_kernel, constants, num_warps=tile.warps)
     return Plan(launch, requests * triton.cdiv(dim, block_dim) if drafts else 0, numbers, on_drafts=True)
 
 
