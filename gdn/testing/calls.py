@@ -127,7 +127,7 @@ def _out(case: Case, make: TensorFactory, *shape: int) -> dict[str, Tensor]:
 
 def _decode(case: Case, make: TensorFactory) -> dict[str, Any]:
     lengths = tuple(min(length, 1) for length in case.lengths) if case.offsets else (1,) * len(case.lengths)
-    requests = _Requests(case, make, lengths)
+    requests = _Requests(case if case.offsets else case.but(tail=0), make, lengths)
     real = requests.real_rows()
     q, k, v, a, b = _tokens(case, make, real)
     activation = DTYPES[case.activation]

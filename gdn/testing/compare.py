@@ -90,7 +90,7 @@ def relative_error(got: Tensor, expected: Tensor) -> float:
 
 
 def _same_bits(one: Tensor, other: Tensor) -> bool:
-    return torch.equal(one.contiguous().flatten().view(torch.uint8), other.contiguous().flatten().view(torch.uint8))
+    return torch.equal(*(x.clone(memory_format=torch.contiguous_format).flatten().view(torch.uint8) for x in (one, other)))
 
 
 def _changed_between(before: Tensor, after: Tensor) -> int | None:
