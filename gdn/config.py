@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 from typing import Literal
 
@@ -126,13 +127,20 @@ class GdnConfig(BaseModel):
             if value is None:
                 raise ConfigError(f"{type(hf_config).__name__} has no field {theirs}: not a Gated DeltaNet config")
             fields[ours] = value
-        for theirs in ("dtype", "torch_dtype"):
-            if (dtype := read(source, theirs) or read(hf_config, theirs)) is not None:
-                fields["activation_dtype"] = dtype
-                break
+        if "activation_dtype" not in overrides and (dtype := _dtype_of(read, source, hf_config)) is not None:
+            fields["activation_dtype"] = dtype
         if (state := read(source, "mamba_ssm_dtype")) is not None:
             fields["state_dtype"] = state
         return cls(**{**fields, **overrides})
+
+
+def _dtype_of(read: Callable[[Any, str], Any], *sources: Any) -> Any:
+    """The first dtype that a config names; "torch_dtype" is the field's older name."""
+    for name in ("dtype", "torch_dtype"):
+        for source in sources:
+            if (dtype := read(source, name)) is not None:
+                return dtype
+    return None
 
 
 _HF_FIELDS = {

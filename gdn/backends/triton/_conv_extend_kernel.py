@@ -99,7 +99,7 @@ def conv_extend_kernel(
             mask=given[:, None] & live[None, :],
             other=0.0,
         ).to(tl.float32)
-        if back > 0:
+        if back > 0:  # noqa: SIM102 (known to the compiler, the inner one isn't)
             if reads_state:
                 stored = wanted & (position < begin)
                 old = tl.load(
@@ -116,25 +116,22 @@ def conv_extend_kernel(
         mask=wanted[:, None] & inside[None, :],
     )
 
-    if WIDTH > 1:
-        if owns_state:
-            newest = ()
-            for column in tl.static_range(WIDTH - 1):
-                position = end - (WIDTH - 1) + column
-                value = tl.load(
-                    x + position * x_token_stride + channels * x_dim_stride,
-                    mask=inside & (position >= begin),
-                    other=0.0,
-                ).to(tl.float32)
-                old = tl.load(
-                    columns + (position - begin + (WIDTH - 1)) * state_column_stride,
-                    mask=inside & reads_state & (position < begin),
-                    other=0.0,
-                ).to(tl.float32)
-                newest = newest + (tl.where(position >= begin, value, old),)  # noqa: RUF005
-            # Another thread of this program may still need an old column: all read before any writes.
-            tl.debug_barrier()
-            for column in tl.static_range(WIDTH - 1):
-                tl.store(
-                    columns + column * state_column_stride, newest[column].to(state.dtype.element_ty), mask=inside
-                )
+    if owns_state:
+        newest = ()
+        for column in tl.static_range(WIDTH - 1):
+            source = end - (WIDTH - 1) + column
+            given_input = tl.load(
+                x + source * x_token_stride + channels * x_dim_stride,
+                mask=inside & (source >= begin),
+                other=0.0,
+            ).to(tl.float32)
+            stored_input = tl.load(
+                columns + (source - begin + (WIDTH - 1)) * state_column_stride,
+                mask=inside & reads_state & (source < begin),
+                other=0.0,
+            ).to(tl.float32)
+            newest = newest + (tl.where(source >= begin, given_input, stored_input),)  # noqa: RUF005
+        # Another thread of this program may still need an old column: all read before any writes.
+        tl.debug_barrier()
+        for column in tl.static_range(WIDTH - 1):
+            tl.store(columns + column * state_column_stride, newest[column].to(state.dtype.element_ty), mask=inside)

