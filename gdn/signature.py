@@ -23,7 +23,7 @@ Plan = TypeVar("Plan")
 
 
 def planned(build: Callable[..., Plan], *, capacity: int = 512) -> Callable[..., Plan]:
-    """`build(*args)`, called once for each signature of its positional arguments.
+    """`build(*args)`, called once for each signature of its positional arguments, always the same number of them.
 
     Args:
         build: makes a plan or raises `gdn.InputError`; an error is not remembered.
@@ -107,9 +107,29 @@ def _tensor_check(tensors: tuple[Any, ...]) -> Callable[..., bool] | None:
     """None where there is no compiled check, or where its examples are not real tensors."""
     if TensorGuards is None or not tensors or any(type(tensor) not in _PLAIN for tensor in tensors):
         return None
+    if len({id(tensor) for tensor in tensors}) < len(tensors):
+        return _repeated_tensor_check(tensors)
     sizes, strides = [list(tensor.shape) for tensor in tensors], [list(tensor.stride()) for tensor in tensors]
     check: Callable[..., bool] = TensorGuards(*tensors, dynamic_dims_sizes=sizes, dynamic_dims_strides=strides).check
     return check if check(*tensors) else None
+
+
+def _repeated_tensor_check(tensors: tuple[Any, ...]) -> Callable[..., bool] | None:
+    """torch's check refuses one tensor given twice: the later places get a check of their own."""
+    seen: dict[int, int] = {}
+    for index, tensor in enumerate(tensors):
+        seen.setdefault(id(tensor), index)
+    first = sorted(seen.values())
+    later = [index for index in range(len(tensors)) if index not in first]
+    pick_first, pick_later = _picker(first), _picker(later)
+    check_first, check_later = _tensor_check(pick_first(tensors)), _tensor_check(pick_later(tensors))
+    if check_first is None or check_later is None:
+        return None
+
+    def check(*given: Any) -> bool:
+        return check_first(*pick_first(given)) and check_later(*pick_later(given))
+
+    return check
 
 
 _PLAIN = (torch.Tensor, torch.nn.Parameter)

@@ -56,6 +56,24 @@ def test_case_39_any_other_signature_has_its_own_plan(plans, other):
         assert plans(*other) == 2
 
 
+def test_one_tensor_in_two_places_is_no_promise(plans):
+    x, y = torch.zeros(2, 3), torch.zeros(2, 3)
+    for _ in range(3):
+        assert plans(x, x, x) == 1
+        assert plans(x, y, x) == 1
+        assert plans(x, torch.zeros(3, 2), x) == 2
+        assert plans(x, x, torch.zeros(6)) == 3
+
+
+def test_the_compiled_check_takes_the_repeated_call():
+    if signature.TensorGuards is None:
+        pytest.skip("this torch has no compiled check")
+    for args in ((torch.zeros(2), None, 3), (torch.zeros(2), torch.ones(3, 4).t()), 2 * (torch.zeros(5),)):
+        plans = planned(lambda *args: "plan")
+        plans(*args)
+        assert plans._last.matches(args)
+
+
 @pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
 def test_a_thread_mode_neither_splits_nor_loses_plans(plans, mode):
     x = torch.zeros(2, 3)
