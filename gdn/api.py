@@ -271,17 +271,24 @@ def _log(report: ResolutionReport) -> None:
     logger.log(quiet, "%s", report.summary(), extra={"gdn": report.to_dict()})
     unmet = {(f.operation, f.preferred) for f in report.fallbacks}
     for fallback in report.fallbacks:
+        if not _matters(report, fallback.operation):
+            continue
         logger.log(
             loud,
             "%s: preferred %s, given %s: %s [%s]",
             fallback.operation, fallback.preferred, fallback.given, fallback.message, fallback.code,
         )  # fmt: skip
     for loss in report.lost:
-        if (loss.operation, loss.backend) in unmet:
+        if (loss.operation, loss.backend) in unmet or not _matters(report, loss.operation):
             continue
         level = loud if loss.code in ("bind_refused", "plugin_broken") else quiet
         given = report.chosen[loss.operation]  # type: ignore[index]
         logger.log(level, "%s: %s lost to %s: %s [%s]", loss.operation, loss.backend, given, loss.message, loss.code)
+
+
+def _matters(report: ResolutionReport, operation: Any) -> bool:
+    """Losing an operation that the config doesn't need and that nobody serves is no news."""
+    return operation in report.needed or report.chosen[operation] is not None
 
 
 def _follower_rank() -> bool:

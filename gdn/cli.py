@@ -152,3 +152,7 @@ def _self_test(report: Any, *, quiet: bool) -> list[Any]:
     from gdn.render_selftest import run_with_progress
 
     return run_with_progress(report, quiet=quiet)
+
+
+if __name__ == "__main__":
+    entry_point()

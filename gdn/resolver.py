@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from collections.abc import Sequence
 from dataclasses import dataclass
 from dataclasses import field
+from dataclasses import replace
 from typing import Final
 
 from gdn.capabilities import BackendManifest
@@ -150,10 +151,24 @@ def _pick_from_decode(
     if decode is None or decode.row is None:
         pick = _pick(operation, config, device, state, facts)
         return _Pick(operation, None, tuple(loser for loser in pick.losers if loser.row is None))
+    others = (
+        _beside_decode(_candidate(manifest, operation, config, device, state, facts), operation, decode.manifest.name)
+        for manifest in facts.manifests
+        if manifest is not decode.manifest
+    )
+    losers = tuple(sorted(others, key=lambda c: c.rank))
     candidate = _candidate(decode.manifest, operation, config, device, state, facts, only_row=decode.row)
     if candidate.row is None:
-        return _Pick(operation, None, (candidate,))
-    return _Pick(operation, candidate, ())
+        return _Pick(operation, None, (candidate, *losers))
+    return _Pick(operation, candidate, losers)
+
+
+def _beside_decode(candidate: _Candidate, operation: Operation, decoder: str) -> _Candidate:
+    """The candidate as a loser: it may not serve `operation` while another backend decodes."""
+    if candidate.row is None:
+        return candidate
+    why = Reason("policy", f"{operation} belongs to the row that serves decode, and {decoder} serves it")
+    return replace(candidate, row=None, reasons=(why,), deciding=1)
 
 
 def _candidate(

@@ -1,0 +1,44 @@
+"""Importing gdn, explaining and listing load no framework."""
+
+import subprocess
+import sys
+
+import pytest
+
+HEAVY = "{'torch', 'triton', 'numpy', 'transformers', 'cutlass', 'flashinfer', 'torch_npu', 'hypothesis', 'pytest'}"
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "import gdn",
+        "import gdn; gdn.backends()",
+        "import gdn; gdn.explain(gdn.presets()['qwen3-next-80b-a3b'], device=gdn.DeviceInfo.parse('sm90'))",
+        "import gdn; gdn.explain(gdn.presets()['qwen3.5-27b'], device='cpu')",
+        "from gdn.cli import main; main(['--device', 'sm90', '--config', 'qwen3-next-80b-a3b'])",
+        "from gdn.cli import main; main(['--schema'])",
+    ],
+)
+def test_no_framework_is_imported(code):
+    check = f"import sys\n{code}\nloaded = {HEAVY} & set(sys.modules)\nassert not loaded, loaded"
+    done = subprocess.run([sys.executable, "-c", check], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+
+
+def test_a_torch_that_fails_to_import_changes_nothing():
+    code = """
+import sys, types
+class Broken:
+    def find_spec(self, name, path=None, target=None):
+        if name == "torch":
+            raise OSError("libtorch.so: cannot open shared object file")
+sys.meta_path.insert(0, Broken())
+import gdn
+from gdn.cli import main
+device = gdn.detect_device()
+assert device.type == "cpu", device
+assert any("torch is broken" in p for p in device.problems), device.problems
+assert main([]) == 0
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr + done.stdout
