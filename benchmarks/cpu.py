@@ -273,7 +273,9 @@ def main() -> None:
         "copy_gigabytes_per_second": round(bandwidth() / 1e3, 1),
     }
     print(machine)
-    print(f"{'operation':12} {'point':24} {'ours us (p10)':>20} {'transformers us (p10)':>24} {'ratio':>6} {'floor us':>9}")
+    print(
+        f"{'operation':12} {'point':24} {'ours us (p10)':>20} {'transformers us (p10)':>24} {'ratio':>6} {'floor':>9}"
+    )
     for row in rows:
         mine = f"{row.ours:.0f} ({row.ours_p10:.0f})"
         other = "-" if row.transformers is None else f"{row.transformers:.0f} ({row.transformers_p10:.0f})"

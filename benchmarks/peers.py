@@ -32,7 +32,9 @@ def absent() -> dict[str, str]:
 
 
 def sglang_packed_decode(mixed_qkv, a, b, A_log, dt_bias, pool, indices, scale) -> Call | None:
-    function = _load("sglang.kernels.ops.attention.fla.fused_recurrent", "fused_recurrent_gated_delta_rule_packed_decode")
+    function = _load(
+        "sglang.kernels.ops.attention.fla.fused_recurrent", "fused_recurrent_gated_delta_rule_packed_decode"
+    )
     if function is None:
         return None
     rows, heads, value = mixed_qkv.shape[0], pool.shape[1], pool.shape[2]
@@ -52,13 +54,15 @@ def sglang_verify(A_log, dt_bias, q, k, v, a, b, pool, indices, offsets, buffer,
     return lambda: function(
         A_log=A_log, a=a, dt_bias=dt_bias, softplus_beta=1.0, softplus_threshold=20.0, q=q, k=k, v=v, b=b,
         initial_state_source=pool, initial_state_indices=indices(), cu_seqlens=offsets, use_qk_l2norm_in_kernel=True,
-        disable_state_update=True, intermediate_states_buffer=buffer, intermediate_state_indices=rows, cache_steps=steps,
+        disable_state_update=True, intermediate_states_buffer=buffer, intermediate_state_indices=rows,
+        cache_steps=steps,
     )  # fmt: skip
 
 
 def sglang_replay_decode(mixed_qkv, a, b, A_log, dt_bias, pool, indices, ring, cursor, scale) -> Call | None:
     function = _load(
-        "sglang.kernels.ops.attention.linear.fused_recurrent_linear_replayssm", "fused_recurrent_linear_replayssm_decode"
+        "sglang.kernels.ops.attention.linear.fused_recurrent_linear_replayssm",
+        "fused_recurrent_linear_replayssm_decode",
     )
     if function is None:
         return None

@@ -63,7 +63,9 @@ def synchronise(device: torch.device) -> None:
 
 
 @torch.no_grad()
-def measure(model: torch.nn.Module, prompt: torch.Tensor, new_tokens: int) -> tuple[torch.Tensor, torch.Tensor, float, float]:
+def measure(
+    model: torch.nn.Module, prompt: torch.Tensor, new_tokens: int
+) -> tuple[torch.Tensor, torch.Tensor, float, float]:
     """Tokens, logits of the prompt, seconds of the prefill, seconds of one decode step."""
     model.generate(prompt[:, :16], max_new_tokens=2, do_sample=False)
     synchronise(prompt.device)
@@ -115,7 +117,9 @@ def main() -> int:
     error = ((theirs[1] - ours[1]).abs().max() / theirs[1].abs().max()).item()
     same = torch.equal(theirs[0], ours[0])
     allowed = TOLERANCE[options.dtype]
-    console.print(f"\ngreedy tokens {'equal' if same else 'DIFFER'}; logits differ by {error:.1e} (allowed {allowed:.0e})")
+    console.print(
+        f"\ngreedy tokens {'equal' if same else 'DIFFER'}; logits differ by {error:.1e} (allowed {allowed:.0e})"
+    )
     return 0 if error <= allowed and (same or options.dtype != "float32") else 1
 
 

@@ -28,7 +28,14 @@ class Arguments:
         self._device_of = ""
 
     def tensor(
-        self, name: str, value: Any, shape: str, dtypes: Iterable[torch.dtype], *, inner: int = 0, contiguous: bool = False
+        self,
+        name: str,
+        value: Any,
+        shape: str,
+        dtypes: Iterable[torch.dtype],
+        *,
+        inner: int = 0,
+        contiguous: bool = False,
     ) -> None:
         """Check one tensor.
 

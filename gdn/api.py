@@ -148,8 +148,8 @@ def _resolve(
             break
         refused[outcome.backend, outcome.operation, outcome.row] = outcome.message
     assert report.state is not None
-    chosen = {operation: name for operation, name in report.chosen.items() if name is not None}
-    functions: dict[str, Any] = dict(outcome)
+    chosen: dict[str, str] = {operation: name for operation, name in report.chosen.items() if name is not None}
+    functions: dict[str, Any] = {operation: function for operation, function in outcome.items()}
     triple = ResolvedTriple(
         config=config,
         device=machine,

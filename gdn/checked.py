@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import itertools
 from collections.abc import Callable
 from typing import Any
 
@@ -79,7 +80,7 @@ def _offsets(values: Values) -> None:
     tokens = values["x"].shape[1] if "x" in values else values["v"].shape[1]
     if offsets[0] != 0:
         refuse("query_start_loc", "0 as its first value", str(offsets[0]))
-    lengths = [after - before for before, after in zip(offsets, offsets[1:], strict=False)]
+    lengths = [after - before for before, after in itertools.pairwise(offsets)]
     if any(length < 0 for length in lengths):
         refuse("query_start_loc", "values that never decrease", str(offsets))
     if offsets[-1] > tokens:
@@ -91,7 +92,7 @@ def _offsets(values: Values) -> None:
 
 def _lengths(values: Values) -> list[int]:
     offsets = values["query_start_loc"].tolist()
-    return [after - before for before, after in zip(offsets, offsets[1:], strict=False)]
+    return [after - before for before, after in itertools.pairwise(offsets)]
 
 
 def _one_token_each(values: Values) -> None:
@@ -136,7 +137,9 @@ def _drafts(values: Values) -> None:
         refuse("query_start_loc", f"lengths of at most cache_steps={steps}", str(max(lengths)))
     if values["intermediate_states_buffer"] is not None:
         rows = values["intermediate_states_buffer"].shape[0]
-        real = [row for row, length in zip(values["intermediate_state_indices"].tolist(), lengths, strict=True) if length]
+        real = [
+            row for row, length in zip(values["intermediate_state_indices"].tolist(), lengths, strict=True) if length
+        ]
         _rows("intermediate_state_indices", real, rows)
     if values["retrieve_parent_token"] is not None:
         for request, (parents, length) in enumerate(

@@ -46,7 +46,9 @@ def _parser() -> argparse.ArgumentParser:
         description="Show the Gated DeltaNet backends, what each can do on a device, and the reason for every no.",
         epilog="exit codes: 0 a full triple or a plain listing; 1 no triple, or a failed self-test; 2 bad usage",
     )
-    parser.add_argument("--config", metavar="PRESET_OR_JSON_FILE", help=f"what to resolve; presets: {', '.join(presets())}")
+    parser.add_argument(
+        "--config", metavar="PRESET_OR_JSON_FILE", help=f"what to resolve; presets: {', '.join(presets())}"
+    )
     parser.add_argument("--device", help='"cuda:0", "cpu", or any machine: "sm100", "sm90", "gfx942", "ascend910b"')
     parser.add_argument("--cuda", metavar="VERSION", help="CUDA version of a device that isn't here")
     for name, meaning in (
@@ -55,7 +57,9 @@ def _parser() -> argparse.ArgumentParser:
         ("exclude", "anything but this backend"),
     ):
         syntax = "NAME" if name == "exclude" else "[OPERATION=]NAME"
-        parser.add_argument(f"--{name}", metavar=syntax, action="append", default=[], help=f"{meaning}; may be repeated")
+        parser.add_argument(
+            f"--{name}", metavar=syntax, action="append", default=[], help=f"{meaning}; may be repeated"
+        )
     parser.add_argument(
         "--assume-installed", metavar="REQ", action="append", default=[], help='such as "flashinfer-python==0.7.4"'
     )

@@ -26,7 +26,9 @@ def manifest_columns(manifest: BackendManifest) -> dict[str, str]:
         "targets": _join(target_text(row) for row in rows),
         "head_dims": _join(f"K {row.head_dims.k} V {row.head_dims.v}" for row in rows),
         "dtypes": _dtypes(dtype for row in rows for dtype in row.dtypes),
-        "state_dtypes": _dtypes(dtype for row in (*decode, *verify, *manifest.rows("extend")) for dtype in row.state_dtypes),
+        "state_dtypes": _dtypes(
+            dtype for row in (*decode, *verify, *manifest.rows("extend")) for dtype in row.state_dtypes
+        ),
         "packed_decode": "yes" if any(row.packed_decode for row in decode) else "no",
         "replay": "yes" if any(row.replay for row in decode) else "no",
         "verify": _join(verify_text(row) for row in verify) or "no",

@@ -12,7 +12,19 @@ from typing import Final
 from gdn.errors import UnknownDeviceError
 from gdn.types import Platform
 
-_EXAMPLES: Final = ("sm80", "sm90", "sm100", "sm103", "sm120", "gfx942", "gfx950", "ascend910b", "cpu", "cuda:0", "npu:0")
+_EXAMPLES: Final = (
+    "sm80",
+    "sm90",
+    "sm100",
+    "sm103",
+    "sm120",
+    "gfx942",
+    "gfx950",
+    "ascend910b",
+    "cpu",
+    "cuda:0",
+    "npu:0",
+)
 _LOCAL: Final = re.compile(r"(cpu|cuda|npu)(:\d+)?")
 
 

@@ -62,7 +62,7 @@ def read_environment(environ: Mapping[str, str] = os.environ) -> Environment:
         for name in unknown:
             near = difflib.get_close_matches(name, known, n=1)
             logger.warning("unknown variable %s is ignored%s", name, f"; did you mean {near[0]}?" if near else "")
-    by_operation = {
+    by_operation: dict[str, str] = {
         operation: name
         for operation in CORE_OPERATIONS
         if (name := environ.get(f"GDN_BACKEND_{operation.upper()}", "").strip())

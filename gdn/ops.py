@@ -64,7 +64,8 @@ class Decode(Protocol):
         dt_bias: Tensor,  # [HV]
         ssm_states: Tensor,  # [slots, HV, V, K]
         cache_indices: Tensor,  # [B]
-        query_start_loc: Tensor | None = None,  # [B+1]; request n owns row query_start_loc[n], or none if its length is 0
+        query_start_loc: Tensor
+        | None = None,  # [B+1]; request n owns row query_start_loc[n], or none if its length is 0
         scale: float | None = None,
         out: Tensor | None = None,  # [1, B, HV, V], contiguous
     ) -> Tensor: ...  # [1, B, HV, V]

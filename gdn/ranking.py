@@ -39,7 +39,9 @@ class RankingRow:
 
 
 RANKING: Final = (
-    RankingRow("cuda", ("triton", "cutedsl", "flashinfer"), "Triton is the only backend with rows shown on a GPU so far"),
+    RankingRow(
+        "cuda", ("triton", "cutedsl", "flashinfer"), "Triton is the only backend with rows shown on a GPU so far"
+    ),
     RankingRow("rocm", ("triton",), "the only built-in backend for AMD GPUs"),
     RankingRow("npu", ("npu", "triton"), "vendor operators before generic kernels"),
     RankingRow("cpu", ("cpu",), "the only built-in backend for CPUs"),

@@ -14,6 +14,7 @@ from importlib import metadata
 from typing import Any
 from typing import Final
 from typing import Literal
+from typing import cast
 
 import pluggy
 from packaging.utils import canonicalize_name
@@ -211,7 +212,7 @@ def _register(point: metadata.EntryPoint, plugin: Any) -> list[pluggy.HookImpl]:
 def _call(implementation: pluggy.HookImpl) -> list[BackendManifest]:
     arguments = {"gdn_api": hookspecs.GDN_PLUGIN_API} if "gdn_api" in implementation.argnames else {}
     try:
-        returned = list(implementation.function(**arguments))
+        returned = list(cast("Iterable[Any]", implementation.function(**arguments)))
     except (Exception, SystemExit) as error:
         raise _Failed("hook", error) from error
     return [_validated(raw) for raw in returned]
@@ -245,9 +246,16 @@ def _without_collisions(statuses: list[BackendStatus]) -> tuple[BackendStatus, .
         error = f"backend name {status.name!r} is registered more than once: {names}"
         kept.append(
             BackendStatus(
-                status.name, False, status.entry_point, status.distribution, status.version, status.path,
-                status.builtin, stage="collision", error=error,
-            )  # fmt: skip
+                status.name,
+                False,
+                status.entry_point,
+                status.distribution,
+                status.version,
+                status.path,
+                status.builtin,
+                stage="collision",
+                error=error,
+            )
         )
     return tuple(sorted(kept, key=lambda s: (s.name, not s.ok, s.entry_point)))
 
@@ -255,8 +263,8 @@ def _without_collisions(statuses: list[BackendStatus]) -> tuple[BackendStatus, .
 def _failure_text(status: BackendStatus) -> str:
     remedy = f"; pip uninstall {status.distribution} removes it" if status.distribution and not status.builtin else ""
     return (
-        f"backend plugin {status.entry_point} of {status.distribution} {status.version} ({status.path}) failed at stage "
-        f"{status.stage}: {status.error}{remedy}"
+        f"backend plugin {status.entry_point} of {status.distribution} {status.version} ({status.path}) failed at "
+        f"stage {status.stage}: {status.error}{remedy}"
     )
 
 

@@ -63,7 +63,7 @@ def header(report: ResolutionReport, statuses: tuple[BackendStatus, ...]) -> lis
     lines = [
         f"gdn {__version__}, torch {torch}, plugins: {loaded} loaded, {len(statuses) - loaded} failed",
         f"device {device}" + "".join(f", {fact}" for fact in (*facts, features) if fact),
-        f"config {heads} W={config.conv_kernel_size} {config.activation_dtype}, state {config.state_dtype} {extras}".rstrip(),
+        f"config {heads} W={config.conv_kernel_size} {config.activation_dtype}/{config.state_dtype} {extras}".rstrip(),
     ]
     return lines + [f"problem: {problem}" for problem in device.problems]
 

@@ -108,9 +108,7 @@ def _outcome_order(picks: Mapping[Operation, _Pick]) -> list[Rank]:
     return [winner.rank for op in CORE_OPERATIONS if (winner := picks[op].winner)]
 
 
-def _pick_all(
-    config: GdnConfig, device: DeviceInfo, state: StateContract, facts: Facts
-) -> dict[Operation, _Pick]:
+def _pick_all(config: GdnConfig, device: DeviceInfo, state: StateContract, facts: Facts) -> dict[Operation, _Pick]:
     picks: dict[Operation, _Pick] = {}
     for operation in (*CORE_OPERATIONS, *AUXILIARY_OPERATIONS):
         picks[operation] = _pick(operation, config, device, state, facts)

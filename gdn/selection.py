@@ -79,19 +79,27 @@ def build_selection(
     preferred = _preferred(prefer)
     excluded = frozenset([exclude] if isinstance(exclude, str) else exclude)
     disabled = frozenset(environment.disabled)
-    for names, what in (
+    for mentioned, what in (
         (required.values(), "require"),
         ((name for names in preferred.values() for name in names), "prefer"),
         (excluded, "exclude"),
         (disabled, "GDN_DISABLE_BACKENDS"),
     ):
-        for name in names:
+        for name in mentioned:
             _check_known(name, known, what)
     for operation, name in required.items():
         if name in excluded:
-            raise ConfigError(f"{source[operation]} asks {name!r} for {operation}, and exclude={sorted(excluded)} forbids it")
+            raise ConfigError(
+                f"{source[operation]} asks {name!r} for {operation}, and exclude={sorted(excluded)} forbids it"
+            )
     return Selection(
-        required, source, preferred, excluded, disabled, companion or environment.backend, tuple(dict.fromkeys(overridden))
+        required,
+        source,
+        preferred,
+        excluded,
+        disabled,
+        companion or environment.backend,
+        tuple(dict.fromkeys(overridden)),
     )
 
 

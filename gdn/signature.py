@@ -14,7 +14,8 @@ from typing import TypeVar
 
 import torch
 
-try:  # torch's own compiled check of one signature: a tenth of the time that reading it from Python takes
+TensorGuards: Any
+try:  # torch's own compiled check of one signature: a third of the time that reading it from Python takes
     from torch._C._dynamo.guards import TensorGuards
 except ImportError:
     TensorGuards = None

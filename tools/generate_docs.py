@@ -34,7 +34,9 @@ def environment_table() -> str:
 
 
 def preset_table() -> str:
-    rows = [f"| `{n}` | {c.num_k_heads} | {c.num_v_heads} | {c.head_k_dim} | {c.head_v_dim} |" for n, c in presets().items()]
+    rows = [
+        f"| `{n}` | {c.num_k_heads} | {c.num_v_heads} | {c.head_k_dim} | {c.head_v_dim} |" for n, c in presets().items()
+    ]
     return "\n".join(["| preset | HK | HV | K | V |", "|---|---|---|---|---|", *rows]) + "\n"
 
 

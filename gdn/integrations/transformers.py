@@ -66,7 +66,8 @@ def enable(model: Module, *, device: Any = None, **selection: Any) -> ResolvedTr
     if not layers:
         names = ", ".join(_FUNCTIONS)
         raise ConfigError(
-            f"{type(model).__name__} has no Gated DeltaNet layer that calls {names} (transformers {transformers.__version__})"
+            f"{type(model).__name__} has no Gated DeltaNet layer that calls {names} "
+            f"(transformers {transformers.__version__})"
         )
     if any(hasattr(layer.conv1d, "_hf_hook") for layer in layers):
         raise ConfigError("accelerate's offloading hooks hold the layers' weights: load the model onto one device")
@@ -196,7 +197,7 @@ class _Functions:
         self, original: Callable[..., Any], hidden_states: Tensor, conv_state: Tensor, weight: Tensor,
         bias: Tensor | None = None, activation: str | None = None,
     ) -> Tensor:  # fmt: skip
-        """One step `[B, dim, 1]`; the last W-1 of the state's columns are the window, any before it are older inputs."""
+        """One step `[B, dim, 1]`; the last W-1 columns of the state are the window, older inputs precede it."""
         function = self._triple.conv_update
         if function is None or _needs_gradients(hidden_states, weight) or activation not in ("silu", "swish", None):
             result: Tensor = original(hidden_states, conv_state, weight, bias, activation)

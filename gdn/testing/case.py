@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from dataclasses import replace
 from typing import Any
+from typing import Final
 from typing import Literal
 from typing import NamedTuple
 
@@ -28,12 +29,15 @@ class Heads(NamedTuple):
         return 2 * self.HK * self.K + self.HV * self.V
 
 
+_HEADS: Final = Heads(2, 4, 32, 48)
+
+
 @dataclass(frozen=True)
 class Case:
     """What a call looks like; each operation reads the fields that concern it."""
 
     name: str = "plain"
-    heads: Heads = Heads(2, 4, 32, 48)
+    heads: Heads = _HEADS
     lengths: tuple[int, ...] = (1, 1, 1)
     """Tokens of each request; decode-like operations read only how many requests there are."""
     slots: tuple[int, ...] | None = None

@@ -108,7 +108,9 @@ class BackendConformance(FieldCases, Algebra, GraphCapture):
         functions = [self.op(operation, case.config()) for case in cases]
         calls = [build_call(operation, case, seed=5, device=self.torch_device()) for case in cases]
         with concurrent.futures.ThreadPoolExecutor(4) as threads:
-            jobs = [threads.submit(assert_matches, *pair) for _ in range(4) for pair in zip(functions, calls, strict=True)]
+            jobs = [
+                threads.submit(assert_matches, *pair) for _ in range(4) for pair in zip(functions, calls, strict=True)
+            ]
             for job in jobs:
                 job.result(timeout=300)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 from collections.abc import Callable
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -143,7 +144,7 @@ class Harness:
     def basis_tokens(self, geometry: Geometry, count: int, *, decay: bool = True, first: int = 0) -> Tokens:
         """k_t = q_t = e_t, v_t = t + 1, beta = 1, g = ln 0.5 (or 0): after token n column t is (t+1) 0.5^(n-t).
 
-        Shows tokens that are missing, repeated or out of order. Numbers hold for the first value head too where HV > HK.
+        Shows tokens that are missing, repeated or out of order.
         """
         HK, HV, K, V = geometry.heads
         dtype, device = DTYPES[geometry.activation], self.torch_device()
@@ -154,7 +155,10 @@ class Harness:
             v[token] = first + token + 1.0
         rate = 0.0 if decay else -100.0
         k, v = k.to(dtype).to(device), v.to(dtype).to(device)
-        a, b = torch.zeros(count, HV, dtype=dtype, device=device), torch.full((count, HV), 40.0, dtype=dtype, device=device)
+        a, b = (
+            torch.zeros(count, HV, dtype=dtype, device=device),
+            torch.full((count, HV), 40.0, dtype=dtype, device=device),
+        )
         parameters = torch.full((HV,), rate, device=device), torch.zeros(HV, device=device)
         return Tokens(k, k, v, a, b, *parameters)
 
@@ -179,7 +183,7 @@ class Harness:
                 common["query_start_loc"] = self.tensor(offsets)
                 return function(q, k, v, options.get("g", g[None]), beta[None], **common)
         common["query_start_loc"] = self.tensor(offsets)
-        common.setdefault("cache_steps", max((b - a for a, b in zip(offsets, offsets[1:], strict=False)), default=1) or 1)
+        common.setdefault("cache_steps", max((b - a for a, b in itertools.pairwise(offsets)), default=1) or 1)
         common.setdefault("intermediate_states_buffer", None)
         common.setdefault("intermediate_state_indices", None)
         return function(q=q, k=k, v=v, a=tokens.a, b=tokens.b, **gates, **common)

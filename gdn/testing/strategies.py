@@ -50,7 +50,9 @@ def any_case(draw: Any, operation: Operation, dims: tuple[int, ...] = (32, 48, 6
     snapshots = tuple(draw(st.integers(-1, -(-length // 64))) for length in lengths)
     return Case(
         name="drawn",
-        heads=Heads(key_heads, key_heads * draw(st.integers(1, 3)), draw(st.sampled_from(dims)), draw(st.sampled_from(dims))),
+        heads=Heads(
+            key_heads, key_heads * draw(st.integers(1, 3)), draw(st.sampled_from(dims)), draw(st.sampled_from(dims))
+        ),
         lengths=lengths,
         slots=slots,
         pool_slots=pool + (count if operation == "extend" else 0),

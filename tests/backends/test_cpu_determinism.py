@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import pytest
 import torch
 
@@ -73,7 +75,7 @@ def test_case_69_extend_beside_other_sequences(heads, offset):
         ).output  # fmt: skip
 
     out = run(crowd, 0, bounds)
-    for sequence, (begin, end) in enumerate(zip(bounds, bounds[1:], strict=False)):
+    for sequence, (begin, end) in enumerate(itertools.pairwise(bounds)):
         pool = pool_at(0, 1, heads)
         assert torch.equal(run(pool, begin, [0, end - begin]), out[:, begin:end])
         assert torch.equal(pool[0], crowd[sequence])
@@ -116,7 +118,7 @@ def test_convolution_alone_and_in_a_batch(dim):
         x, weight, bias, conv_states=crowd, query_start_loc=torch.tensor(bounds), cache_indices=torch.arange(3),
         has_initial_state=None,
     )  # fmt: skip
-    for sequence, (begin, end) in enumerate(zip(bounds, bounds[1:], strict=False)):
+    for sequence, (begin, end) in enumerate(itertools.pairwise(bounds)):
         alone = conv_extend(
             x[:, begin:end], weight, bias, conv_states=pool.clone(), query_start_loc=torch.tensor([0, end - begin]),
             cache_indices=torch.tensor([sequence]), has_initial_state=None,
@@ -153,4 +155,6 @@ def test_every_row_declares_what_is_shown_here():
     for row in reproducible:
         if row.op in ("decode", "extend", "verify"):
             assert row.state_alignment == 64
-            assert all(key_dim in row.head_dims.k and value_dim in row.head_dims.v for _, _, key_dim, value_dim in HEADS)
+            assert all(
+                key_dim in row.head_dims.k and value_dim in row.head_dims.v for _, _, key_dim, value_dim in HEADS
+            )

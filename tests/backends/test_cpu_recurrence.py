@@ -352,7 +352,9 @@ def test_case_25_state_is_value_major():
     assert torch.equal(pool, state)
 
 
-@pytest.mark.parametrize(("dtype", "expected"), [(torch.float32, 0.98176), (torch.bfloat16, 0.5), (torch.float16, 0.875)])
+@pytest.mark.parametrize(
+    ("dtype", "expected"), [(torch.float32, 0.98176), (torch.bfloat16, 0.5), (torch.float16, 0.875)]
+)
 def test_case_46_state_is_rounded_once_per_call(dtype, expected):
     one = torch.ones(1, 1, 1, 1)
     low, b = torch.full((1, 1), -1000.0), torch.full((1, 1), math.log(2**-9 / (1 - 2**-9)))
@@ -415,9 +417,7 @@ def test_linear_parents_reproduce_the_chain_bit_for_bit():
     chain, tree = (torch.zeros(1, 4, 6, 12, 20, dtype=torch.bfloat16) for _ in range(2))
     expected = problem.verify(problem.pool, [2], [0, 4], chain, [0], 4)
     parents = torch.tensor([[0, 0, 1, 2]])
-    assert torch.equal(
-        problem.verify(problem.pool, [2], [0, 4], tree, [0], 4, retrieve_parent_token=parents), expected
-    )
+    assert torch.equal(problem.verify(problem.pool, [2], [0, 4], tree, [0], 4, retrieve_parent_token=parents), expected)
     assert torch.equal(chain, tree)
 
 

@@ -37,7 +37,11 @@ class Rings:
 
 def token(rows, generator):
     mixed = torch.randn(rows, DIM, generator=generator)
-    return mixed, torch.randn(rows, VALUE_HEADS, generator=generator), torch.randn(rows, VALUE_HEADS, generator=generator)
+    return (
+        mixed,
+        torch.randn(rows, VALUE_HEADS, generator=generator),
+        torch.randn(rows, VALUE_HEADS, generator=generator),
+    )
 
 
 def gates():

@@ -8,7 +8,16 @@ import pytest
 from gdn.cli import main
 from gdn.config import GdnConfig
 
-SM90 = ["--device", "sm90", "--cuda", "13.0", "--assume-installed", "torch==2.13.0", "--assume-installed", "triton==3.6.0"]
+SM90 = [
+    "--device",
+    "sm90",
+    "--cuda",
+    "13.0",
+    "--assume-installed",
+    "torch==2.13.0",
+    "--assume-installed",
+    "triton==3.6.0",
+]
 CPU = ["--device", "cpu", "--assume-installed", "torch==2.13.0"]
 PRESET = ["--config", "qwen3-next-80b-a3b"]
 

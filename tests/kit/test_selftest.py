@@ -42,12 +42,14 @@ def gdn_backend_manifests():
 """
 
 
-@pytest.fixture()
+@pytest.fixture
 def acme(tmp_path, monkeypatch):
     """Install a backend whose gating has a fault; returns a function that runs its self-test."""
 
     def run(name, fault, timeout=60.0):
-        (tmp_path / f"{name}.py").write_text(textwrap.dedent(MODULE).replace("{name}", name).format(name=name, fault=fault))
+        (tmp_path / f"{name}.py").write_text(
+            textwrap.dedent(MODULE).replace("{name}", name).format(name=name, fault=fault)
+        )
         info = tmp_path / f"{name}-1.0.dist-info"
         info.mkdir()
         (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\n")

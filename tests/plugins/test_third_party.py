@@ -125,7 +125,7 @@ def test_a_missing_install_is_a_clear_error(tmp_path):
 
     package = os.path.dirname(gdn.__file__)
     (tmp_path / "gdn").symlink_to(package)
-    code = f"""
+    code = """
 import sys
 sys.path = [p for p in sys.path if p]
 from importlib import metadata

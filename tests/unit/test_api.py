@@ -44,14 +44,16 @@ def rows(factory="build", ops=("decode", "extend", "verify"), **changes):
     return [row(op, **CPU_ROW, factory=f"{__name__}:{factory}", **changes) for op in ops]
 
 
-@pytest.fixture()
+@pytest.fixture
 def install(monkeypatch):
     """Replace the registry's backends by fakes."""
 
     def use(*manifests, broken=()):
         fake = registry.Registry()
         fake._manifests = manifests
-        fake._statuses = tuple(BackendStatus(m.name, True, m.name, "gdn", "1", None, True, m) for m in manifests) + tuple(
+        fake._statuses = tuple(
+            BackendStatus(m.name, True, m.name, "gdn", "1", None, True, m) for m in manifests
+        ) + tuple(
             BackendStatus(name, False, name, f"gdn-{name}", "1", None, False, stage="load", error="ImportError: x")
             for name in broken
         )

@@ -72,7 +72,15 @@ def test_each_constraint_alone_gives_its_code(code, changes, question, words):
 
 
 def test_every_code_of_a_row_is_covered_here():
-    from_elsewhere = {"op_not_declared", "excluded", "disabled", "experimental", "bind_refused", "plugin_broken", "policy"}
+    from_elsewhere = {
+        "op_not_declared",
+        "excluded",
+        "disabled",
+        "experimental",
+        "bind_refused",
+        "plugin_broken",
+        "policy",
+    }
     assert {case[0] for case in CASES} | from_elsewhere == set(REASON_CODES)
 
 
@@ -93,7 +101,10 @@ def test_gating_has_no_state():
 
 def test_unknown_facts_never_match():
     unknown = dataclasses.replace(H200, sm=None, runtime=None)
-    assert [r.code for r in reasons({"target": cuda(90, runtime=">=12")}, device=unknown)] == ["sm_range", "runtime_version"]
+    assert [r.code for r in reasons({"target": cuda(90, runtime=">=12")}, device=unknown)] == [
+        "sm_range",
+        "runtime_version",
+    ]
 
 
 def test_markers_that_do_not_apply_are_ignored():

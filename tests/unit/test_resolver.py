@@ -69,7 +69,11 @@ def test_sm120_gives_a_mixed_triple_where_one_library_has_no_common_state():
         assert (report.chosen["decode"], report.chosen["extend"], report.chosen["verify"]) == (*mixed, "triton")
         assert report.state.dtype == dtype
     report = explain(config(state_dtype="auto"), SM120, facts(TRITON, library, selection=wish))
-    assert (report.chosen["decode"], report.chosen["extend"], report.state.dtype) == ("flashinfer", "triton", "bfloat16")
+    assert (report.chosen["decode"], report.chosen["extend"], report.state.dtype) == (
+        "flashinfer",
+        "triton",
+        "bfloat16",
+    )
 
 
 def test_auto_state_takes_the_most_precise_of_equals():
@@ -112,7 +116,9 @@ def test_a_matching_backend_that_lost_says_after_whom():
 
 
 def test_closest_row_comes_first_and_all_rows_are_kept():
-    many = backend("many", [row(target=cuda(100), head_dims={"k": [8]}), row(head_dims={"k": [128]}), *triple_rows()[1:]])
+    many = backend(
+        "many", [row(target=cuda(100), head_dims={"k": [8]}), row(head_dims={"k": [128]}), *triple_rows()[1:]]
+    )
     report = explain(CONFIG, H200, facts(many))
     assert codes(report, "many") == ["head_dim", "sm_range", "head_dim"]
     assert [r.code for r in report.lost if r.operation == "decode"] == ["head_dim"]
@@ -239,7 +245,9 @@ def test_broken_plugins_are_candidates_that_lost():
     assert {f.code for f in report.fallbacks} == {"plugin_broken"}
 
 
-FAKE_DEVICES = [DeviceInfo("cuda", 0, sm=sm, runtime="13.0") for sm in (70, 75, 80, 86, 89, 90, 100, 103, 110, 120, 121)]
+FAKE_DEVICES = [
+    DeviceInfo("cuda", 0, sm=sm, runtime="13.0") for sm in (70, 75, 80, 86, 89, 90, 100, 103, 110, 120, 121)
+]
 FAKE_DEVICES += [DeviceInfo("rocm", 0, gfx="gfx942"), DeviceInfo("rocm", 0, gfx="gfx1151"), CPU]
 
 
@@ -248,9 +256,15 @@ FAKE_DEVICES += [DeviceInfo("rocm", 0, gfx="gfx942"), DeviceInfo("rocm", 0, gfx=
 def test_case_57_a_decode_only_plugin_is_chosen_only_where_it_claims(device, dtype):
     everywhere = [
         backend(name, triple_rows(target=target, dtypes=["bfloat16", "float16", "float32"]), tier="fallback")
-        for name, target in (("anycuda", cuda(50, 200)), ("anyrocm", {"platform": "rocm"}), ("anycpu", {"platform": "cpu"}))
+        for name, target in (
+            ("anycuda", cuda(50, 200)),
+            ("anyrocm", {"platform": "rocm"}),
+            ("anycpu", {"platform": "cpu"}),
+        )
     ]
-    narrow = backend("narrow", [row(target=cuda(90), dtypes=["bfloat16"], state_dtypes=["bfloat16"], head_dims={"k": [64]})])
+    narrow = backend(
+        "narrow", [row(target=cuda(90), dtypes=["bfloat16"], state_dtypes=["bfloat16"], head_dims={"k": [64]})]
+    )
     report = explain(config(activation_dtype=dtype, state_dtype="bfloat16"), device, facts(narrow, *everywhere))
     assert report.complete
     assert (report.chosen["decode"] == "narrow") == (device.sm == 90 and dtype == "bfloat16")

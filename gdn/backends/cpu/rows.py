@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import TYPE_CHECKING
 
 from gdn.errors import InputError
@@ -26,7 +27,7 @@ def select_slots(pool: Tensor, slots: list[int]) -> Tensor | None:
     if not slots:
         return pool[:0]
     step = slots[1] - slots[0] if len(slots) > 1 else 1
-    if step < 1 or any(second - first != step for first, second in zip(slots, slots[1:], strict=False)):
+    if step < 1 or any(second - first != step for first, second in itertools.pairwise(slots)):
         return None
     return pool[slots[0] : slots[-1] + 1 : step]
 
@@ -38,7 +39,7 @@ def token_spans(query_start_loc: Tensor, tokens: int) -> list[tuple[int, int]]:
         InputError: the boundaries decrease or leave `[0, tokens]`.
     """
     bounds: list[int] = query_start_loc.tolist()
-    spans = list(zip(bounds, bounds[1:], strict=False))
+    spans = list(itertools.pairwise(bounds))
     if any(begin < 0 or begin > end or end > tokens for begin, end in spans):
         raise InputError(f"query_start_loc: expected non-decreasing values in [0, {tokens}], got {bounds}")
     return spans

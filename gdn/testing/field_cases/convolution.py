@@ -30,7 +30,9 @@ class ConvolutionCases(Harness):
             ((4, 5, 6, 7), (1234, 2345, 3456, 4567), (5, 6, 7)),
         ],
     )
-    def test_case_27_sequences_shorter_than_the_window_keep_older_history(self, inputs: Any, outputs: Any, state: Any) -> None:
+    def test_case_27_sequences_shorter_than_the_window_keep_older_history(
+        self, inputs: Any, outputs: Any, state: Any
+    ) -> None:
         """The window was rebuilt from the last inputs alone."""
         pool = self._window((1, 2, 3))
         assert self._counted(inputs, pool) == list(outputs)
@@ -46,13 +48,15 @@ class ConvolutionCases(Harness):
             assert parts == [1234, 2345, 3456, 4567]
             assert pool[0, 0].tolist() == [5, 6, 7]
 
-    @pytest.mark.parametrize(("width", "drafts", "bias", "act"), list(itertools.product((3, 4), (1, 3), (True, False), ("silu", None))))
+    @pytest.mark.parametrize(
+        ("width", "drafts", "bias", "act"), list(itertools.product((3, 4), (1, 3), (True, False), ("silu", None)))
+    )
     def test_case_35_padded_rows_of_conv_update(self, width: int, drafts: int, bias: bool, act: str | None) -> None:
         """Another optional argument changed the padded path; the test was switched off."""
         for activation in _DTYPES:
             case = Case(
-                "case-35", lengths=(1,) * 8, slots=(4, 2, 0, -1, -1, -1, -1, -1), pool_slots=5, width=width, drafts=drafts,
-                bias=bias, act=act, buffer=drafts > 1, activation=activation,
+                "case-35", lengths=(1,) * 8, slots=(4, 2, 0, -1, -1, -1, -1, -1), pool_slots=5, width=width,
+                drafts=drafts, bias=bias, act=act, buffer=drafts > 1, activation=activation,
             )  # fmt: skip
             function = self.bind("conv_update", case.config())
             if function is not None:
@@ -148,7 +152,12 @@ class ConvolutionCases(Harness):
 
     def _counted(self, inputs: tuple[int, ...], pool: torch.Tensor, *, known: bool = True) -> list[float]:
         function = self.op("conv_extend", _CONFIG)
-        x = torch.tensor(inputs, dtype=torch.float32, device=self.torch_device())[:, None].expand(-1, 16).contiguous().t()
+        x = (
+            torch.tensor(inputs, dtype=torch.float32, device=self.torch_device())[:, None]
+            .expand(-1, 16)
+            .contiguous()
+            .t()
+        )
         out = function(
             x, self._taps(), None, conv_states=pool, query_start_loc=self.tensor([0, len(inputs)]),
             cache_indices=self.tensor([0]), has_initial_state=self.tensor([known], torch.bool), activation=None,

@@ -27,7 +27,9 @@ class LayoutCases(Harness):
         """Allow-lists of ratios; a kernel that returned without doing anything for an unlisted head count."""
         if operation.startswith("conv"):
             pytest.skip("the convolution knows no heads")
-        self._all_dtypes(operation, Case("case-23", heads=Heads(HK, HV, 32, 32), lengths=(3, 2), out=operation != "gating"))
+        self._all_dtypes(
+            operation, Case("case-23", heads=Heads(HK, HV, 32, 32), lengths=(3, 2), out=operation != "gating")
+        )
 
     def test_case_24_a_value_head_reads_key_head_j_over_ratio(self) -> None:
         """h // ratio and h % HK are both in use in the wild."""
@@ -83,7 +85,9 @@ class LayoutCases(Harness):
     @pytest.mark.parametrize(("K", "V"), _DIMS)
     def test_case_45_dims_off_the_powers_of_two(self, operation: str, K: int, V: int) -> None:
         """One unmasked load read past each row: NaN if the neighbour's memory was large."""
-        self._all_dtypes(operation, Case("case-45", heads=Heads(1, 2, K, V), lengths=(3, 70) if operation == "extend" else (2, 1)))
+        self._all_dtypes(
+            operation, Case("case-45", heads=Heads(1, 2, K, V), lengths=(3, 70) if operation == "extend" else (2, 1))
+        )
 
     def test_case_59_the_caller_sees_one_set_of_dtype_rules(self, operation: str) -> None:
         """One kernel needed int64 offsets, another int32; a state was converted in place."""

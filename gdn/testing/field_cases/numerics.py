@@ -155,7 +155,8 @@ class NumericCases(Harness):
         out = self._extend(geometry, tokens, pool, g, beta)
         count = tokens.count
         expected = exact_extend(
-            tokens.q[None].cpu(), tokens.k[None].cpu(), tokens.v[None].cpu(), g.view(1, count, 1), beta.view(1, count, 1),
+            tokens.q[None].cpu(), tokens.k[None].cpu(), tokens.v[None].cpu(), g.view(1, count, 1),
+            beta.view(1, count, 1),
             ssm_states=exact, cache_indices=torch.tensor([0]), query_start_loc=torch.tensor([0, count]),
         ).output  # fmt: skip
         allowed = _CHUNK_TOLERANCE[geometry.activation] if allowed is None else allowed

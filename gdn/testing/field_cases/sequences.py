@@ -57,7 +57,10 @@ class SequenceCases(Harness):
         geometry = self.geometry("extend")
         tokens = self.random_tokens(geometry, 128)
         heads = geometry.heads
-        for out in (None, torch.full((1, 128, heads.HV, heads.V), torch.nan, dtype=tokens.v.dtype, device=tokens.v.device)):
+        for out in (
+            None,
+            torch.full((1, 128, heads.HV, heads.V), torch.nan, dtype=tokens.v.dtype, device=tokens.v.device),
+        ):
             result = self.run("extend", geometry, tokens, self.pool(geometry, 1), [0], [0, 100], out=out).output
             assert bool((result[0, 100:] == 0).all())
             assert bool((result[0, :100] != 0).any())

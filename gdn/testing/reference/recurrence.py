@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
@@ -95,7 +96,7 @@ def extend(
     tokens = Tokens(q[0], k[0], v[0], g[0], beta[0], scale)
     out = result_like(v, out)
     offsets = query_start_loc.tolist()
-    spans = list(zip(offsets, offsets[1:], strict=False))
+    spans = list(itertools.pairwise(offsets))
     entering: list[list[Tensor]] = [
         [torch.zeros(ssm_states.shape[1:], dtype=torch.float64)] * -(-(end - begin) // CHUNK) for begin, end in spans
     ]
