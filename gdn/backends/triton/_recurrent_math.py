@@ -1,0 +1,48 @@
+"""What the recurrent kernels share: gates, unit vectors, one step of the recurrence on a tile of the state."""
+
+import triton
+import triton.language as tl
+
+from gdn.backends.triton._gating_kernel import log_decay
+
+_EPSILON = tl.constexpr(1e-6)
+
+
+@triton.jit
+def slot_of(indices, position, num_slots):
+    """The slot that `indices[position]` names, int64, and whether it exists."""
+    slot = tl.load(indices + position).to(tl.int64)
+    return slot, (slot >= 0) & (slot < num_slots)
+
+
+@triton.jit
+def load_row(base, columns, column_stride, extent: tl.constexpr, BLOCK: tl.constexpr):
+    """One row, fp32; columns beyond `extent` are 0."""
+    if BLOCK == extent:
+        return tl.load(base + columns * column_stride).to(tl.float32)
+    return tl.load(base + columns * column_stride, mask=columns < extent, other=0.0).to(tl.float32)
+
+
+@triton.jit
+def unit(x):
+    """x / sqrt(sum(x^2) + 1e-6)."""
+    return x * tl.rsqrt(tl.sum(x * x, 0) + _EPSILON)
+
+
+@triton.jit
+def gates(a, b, A_log, dt_bias):
+    """Log decay g and write strength beta of one head and token, from pointers to their four numbers."""
+    g = log_decay(tl.load(A_log).to(tl.float32), tl.load(a).to(tl.float32) + tl.load(dt_bias).to(tl.float32))
+    return g, 1.0 / (1.0 + tl.exp(-tl.load(b).to(tl.float32)))
+
+
+@triton.jit
+def step(state, q, k, v, alpha, beta):
+    """One token on `state` `[BV, BK]`: the state after it and its output `[BV]`.
+
+    Both products with the state are taken before it changes: o = alpha S q + (k . q) d.
+    """
+    stored = tl.sum(state * k[None, :], 1)
+    read = tl.sum(state * q[None, :], 1)
+    d = beta * (v - alpha * stored)
+    return alpha * state + d[:, None] * k[None, :], alpha * read + tl.sum(k * q, 0) * d

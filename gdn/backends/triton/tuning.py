@@ -1,0 +1,60 @@
+"""Tile sizes of the recurrent kernels, as data. Each table is read top to bottom; the first row that fits counts."""
+
+from __future__ import annotations
+
+from typing import Final
+from typing import NamedTuple
+
+import triton
+
+
+class Tile(NamedTuple):
+    """Rows of one head's state in one program, its warps, and whether the state bypasses what caches keep."""
+
+    rows: int
+    warps: int
+    stream: bool = False
+
+
+Table = tuple[tuple[int | None, Tile], ...]
+"""(largest number of head states in the call, tile); None: any number."""
+
+_DECODE: Final[dict[int, Table]] = {
+    2: ((64, Tile(8, 1)), (512, Tile(16, 1)), (None, Tile(32, 1))),
+    4: ((64, Tile(8, 1)), (512, Tile(16, 1)), (None, Tile(32, 1))),
+}
+"""By bytes of a state element."""
+
+_VERIFY: Final[dict[int, Table]] = {
+    2: ((64, Tile(8, 1)), (512, Tile(16, 1)), (None, Tile(32, 1))),
+    4: ((64, Tile(8, 1)), (512, Tile(16, 1)), (None, Tile(32, 1))),
+}
+
+_REPLAY: Final[dict[int, Table]] = {
+    2: ((64, Tile(8, 1)), (512, Tile(16, 1)), (None, Tile(32, 1))),
+    4: ((64, Tile(8, 1)), (512, Tile(16, 1)), (None, Tile(32, 1))),
+}
+
+LARGEST_TILE: Final = 8192
+"""Elements of one tile: more would not stay in registers."""
+
+
+def decode_tile(states: int | None, state_bytes: int, value_dim: int, key_dim: int) -> Tile:
+    """Tile of decode for `states` head states (requests times value heads); None: one tile for any number of them."""
+    return _fitted(_DECODE[state_bytes], states, value_dim, key_dim)
+
+
+def verify_tile(states: int | None, state_bytes: int, value_dim: int, key_dim: int) -> Tile:
+    """Tile of verify."""
+    return _fitted(_VERIFY[state_bytes], states, value_dim, key_dim)
+
+
+def replay_tile(states: int | None, state_bytes: int, value_dim: int, key_dim: int) -> Tile:
+    """Tile of replay decode."""
+    return _fitted(_REPLAY[state_bytes], states, value_dim, key_dim)
+
+
+def _fitted(table: Table, states: int | None, value_dim: int, key_dim: int) -> Tile:
+    tile = next(tile for most, tile in table if most is None or (states is not None and states <= most))
+    rows = min(tile.rows, triton.next_power_of_2(value_dim), LARGEST_TILE // triton.next_power_of_2(key_dim))
+    return tile._replace(rows=rows)
