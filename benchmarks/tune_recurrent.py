@@ -123,24 +123,24 @@ def main() -> None:
                     for r, w, s in itertools.product(rows, (1, 2, 4), (False, True))
                     if w <= r and not (s and batch <= 8)
                 ]
-                sweep(tuning._DECODE, tiles, Calls(lambda b=batch: decode_calls(pool, b), size),
+                sweep(tuning._DECODE, tiles, Calls(lambda b=batch, p=pool: decode_calls(p, b), size),
                       f"decode {name} B={batch}", results, deadline)  # fmt: skip
         if "verify" in options.only:
             for batch in (1, 8, 32, 128, 512):
                 tiles = [Tile(r, w) for r, w in itertools.product((4, 8, 16, 32), (1, 2, 4)) if w <= r]
-                sweep(tuning._VERIFY, tiles, Calls(lambda b=batch: verify_calls(pool, b, 4), size),
+                sweep(tuning._VERIFY, tiles, Calls(lambda b=batch, p=pool: verify_calls(p, b, 4), size),
                       f"verify {name} T=4 B={batch}", results, deadline)  # fmt: skip
         if "replay" in options.only:
             for batch, position in itertools.product((32, 128, 512), (0, 8, 15)):
                 tiles = [Tile(r, w) for r, w in itertools.product((8, 16, 32), (1, 2, 4))]
-                sweep(tuning._REPLAY, tiles, Calls(lambda b=batch, p=position: replay_calls(pool, b, p), size),
+                sweep(tuning._REPLAY, tiles, Calls(lambda b=batch, m=position, p=pool: replay_calls(p, b, m), size),
                       f"replay {name} B={batch} m={position}", results, deadline)  # fmt: skip
         if "host" in options.only:
             for batch in (1, 32):
                 host, wall = eager_us(decode_calls(pool, batch))
                 print(f"eager packed decode {name} B={batch}: host {host:.1f} us, wall {wall:.1f} us", flush=True)
                 results[f"eager {name} B={batch}"] = (host, wall)
-        del pool
+        pool = None
         torch.cuda.empty_cache()
     if options.json:
         with open(options.json, "w") as file:

@@ -23,7 +23,6 @@ def replay_kernel(
     writes.
     """
     TILES: tl.constexpr = (V + BV - 1) // BV
-    HK: tl.constexpr = HV // RATIO
     program = tl.program_id(0)
     tile = program % TILES
     head = (program // TILES) % HV
