@@ -22,6 +22,14 @@ from gdn.backends.triton.tuning import Tile
 
 CONTEXT = SimpleNamespace(config=SimpleNamespace(deterministic=False))
 HK, HV, K, V = 16, 32, 128, 128
+SMALL = tuple(Tile(*t) for t in ((4, 1), (8, 1), (16, 1), (32, 1), (4, 1, 2), (8, 1, 2), (16, 1, 2), (8, 2), (32, 2)))
+LARGE = tuple(
+    Tile(*t)
+    for t in (
+        (8, 1), (16, 1), (32, 1), (8, 1, 4), (8, 1, 16), (16, 1, 2), (16, 1, 4), (16, 1, 8), (32, 1, 2), (32, 1, 4),
+        (32, 2, 2), (32, 2, 4), (64, 4, 2),
+    )
+)  # fmt: skip
 DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32}
 
 
@@ -88,11 +96,11 @@ def sweep(table, tiles, calls_of, label, results, budget):
         if time.monotonic() > budget:
             break
         table[calls_of.bytes] = ((None, tile),)
-        measured.append((graph_us(calls_of(), 8), tile))
+        measured.append((graph_us(calls_of(), 6), tile))
     table[calls_of.bytes] = kept
     measured.sort()
     results[label] = [(round(us, 2), tuple(tile)) for us, tile in measured]
-    best = "  ".join(f"{us:8.2f} {tile.rows}/{tile.warps}{'s' if tile.stream else ''}" for us, tile in measured[:4])
+    best = "  ".join(f"{us:8.2f} {tile.rows}/{tile.warps}x{tile.tiles}" for us, tile in measured[:4])
     print(f"{label:28} {best}", flush=True)
 
 
@@ -117,24 +125,23 @@ def main() -> None:
         size = dtype.itemsize
         if "decode" in options.only:
             for batch in (1, 8, 32, 128, 512):
-                rows = (4, 8, 16, 32) if batch <= 8 else (8, 16, 32, 64)
-                tiles = [
-                    Tile(r, w, s)
-                    for r, w, s in itertools.product(rows, (1, 2, 4), (False, True))
-                    if w <= r and not (s and batch <= 8)
-                ]
-                sweep(tuning._DECODE, tiles, Calls(lambda b=batch, p=pool: decode_calls(p, b), size),
-                      f"decode {name} B={batch}", results, deadline)  # fmt: skip
+                sweep(
+                    tuning._DECODE, SMALL if batch <= 8 else LARGE, Calls(lambda b=batch, p=pool: decode_calls(p, b), size),
+                    f"decode {name} B={batch}", results, deadline,
+                )  # fmt: skip
         if "verify" in options.only:
             for batch in (1, 8, 32, 128, 512):
-                tiles = [Tile(r, w) for r, w in itertools.product((4, 8, 16, 32), (1, 2, 4)) if w <= r]
-                sweep(tuning._VERIFY, tiles, Calls(lambda b=batch, p=pool: verify_calls(p, b, 4), size),
-                      f"verify {name} T=4 B={batch}", results, deadline)  # fmt: skip
+                sweep(
+                    tuning._VERIFY, SMALL if batch <= 8 else LARGE,
+                    Calls(lambda b=batch, p=pool: verify_calls(p, b, 4), size), f"verify {name} T=4 B={batch}",
+                    results, deadline,
+                )  # fmt: skip
         if "replay" in options.only:
-            for batch, position in itertools.product((32, 128, 512), (0, 8, 15)):
-                tiles = [Tile(r, w) for r, w in itertools.product((8, 16, 32), (1, 2, 4))]
-                sweep(tuning._REPLAY, tiles, Calls(lambda b=batch, m=position, p=pool: replay_calls(p, b, m), size),
-                      f"replay {name} B={batch} m={position}", results, deadline)  # fmt: skip
+            for batch, position in itertools.product((32, 512), (0, 8, 15)):
+                sweep(
+                    tuning._REPLAY, LARGE, Calls(lambda b=batch, m=position, p=pool: replay_calls(p, b, m), size),
+                    f"replay {name} B={batch} m={position}", results, deadline,
+                )  # fmt: skip
         if "host" in options.only:
             for batch in (1, 32):
                 host, wall = eager_us(decode_calls(pool, batch))

@@ -1,4 +1,8 @@
-"""What the recurrent kernels share: gates, unit vectors, one step of the recurrence on a tile of the state."""
+"""What the recurrent kernels share: gates, norms, one step of the recurrence on a tile of the state.
+
+Keys and queries stay as they were given: their norms (and the scale) are factors of the products with the state, so a
+token's vectors are only loaded, never rewritten.
+"""
 
 import triton
 import triton.language as tl
@@ -24,9 +28,9 @@ def load_row(base, columns, column_stride, extent: tl.constexpr, BLOCK: tl.const
 
 
 @triton.jit
-def unit(x):
-    """x / sqrt(sum(x^2) + 1e-6)."""
-    return x * tl.rsqrt(tl.sum(x * x, 0) + _EPSILON)
+def inverse_norm(x):
+    """1 / sqrt(sum(x^2) + 1e-6)."""
+    return tl.rsqrt(tl.sum(x * x, 0) + _EPSILON)
 
 
 @triton.jit
@@ -37,12 +41,20 @@ def gates(a, b, A_log, dt_bias):
 
 
 @triton.jit
-def step(state, q, k, v, alpha, beta):
+def token_factors(q, k, scale):
+    """Factors of the raw query and key, and the product of the two unit vectors with the scale."""
+    k_factor = inverse_norm(k)
+    q_factor = inverse_norm(q) * scale
+    return q_factor, k_factor, tl.sum(k * q, 0) * (k_factor * q_factor)
+
+
+@triton.jit
+def step(state, q, k, v, alpha, beta, q_factor, k_factor, overlap):
     """One token on `state` `[BV, BK]`: the state after it and its output `[BV]`.
 
     Both products with the state are taken before it changes: o = alpha S q + (k . q) d.
     """
-    stored = tl.sum(state * k[None, :], 1)
-    read = tl.sum(state * q[None, :], 1)
+    stored = tl.sum(state * k[None, :], 1) * k_factor
+    read = tl.sum(state * q[None, :], 1) * q_factor
     d = beta * (v - alpha * stored)
-    return alpha * state + d[:, None] * k[None, :], alpha * read + tl.sum(k * q, 0) * d
+    return alpha * state + (d * k_factor)[:, None] * k[None, :], alpha * read + overlap * d

@@ -141,12 +141,12 @@ def _planned_for(
         "V": value_dim,
         "BK": triton.next_power_of_2(key_dim),
         "BV": tile.rows,
+        "TILES": tile.tiles,
         "HAS_OFFSETS": query_start_loc is not None,
-        "STREAM": tile.stream,
     }
     return Plan(
         Launch(decode_kernel, constants, num_warps=tile.warps),
-        requests * value_heads * triton.cdiv(value_dim, tile.rows),
+        requests * value_heads * triton.cdiv(value_dim, tile.rows * tile.tiles),
         (1, tokens, value_heads, value_dim),
         dtype,
         ssm_states.device,

@@ -111,7 +111,7 @@ def _indifferent_to_alignment(kernel: Any) -> Any:
     return triton.jit(
         kernel.fn,
         do_not_specialize=kernel.do_not_specialize,
-        do_not_specialize_on_alignment=list(kernel.arg_names),
+        do_not_specialize_on_alignment=[parameter.name for parameter in kernel.params if not parameter.is_constexpr],
     )
 
 

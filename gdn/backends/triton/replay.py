@@ -83,12 +83,13 @@ def _plan(
         "L": window,
         "BK": triton.next_power_of_2(key_dim),
         "BV": tile.rows,
+        "TILES": tile.tiles,
         "BL": max(triton.next_power_of_2(window), 2),
         "FORCED": forced is not None,
     }
     return Plan(
         Launch(replay_kernel, constants, num_warps=tile.warps),
-        rows * value_heads * triton.cdiv(value_dim, tile.rows),
+        rows * value_heads * triton.cdiv(value_dim, tile.rows * tile.tiles),
         (1, rows, value_heads, value_dim),
         mixed_qkv.dtype,
         mixed_qkv.device,

@@ -9,30 +9,30 @@ import triton
 
 
 class Tile(NamedTuple):
-    """Rows of one head's state in one program, its warps, and whether the state bypasses what caches keep."""
+    """Rows of one head's state that a program holds at a time, how many such tiles it takes in turn, its warps."""
 
     rows: int
     warps: int
-    stream: bool = False
+    tiles: int = 1
 
 
 Table = tuple[tuple[int | None, Tile], ...]
 """(largest number of head states in the call, tile); None: any number."""
 
 _DECODE: Final[dict[int, Table]] = {
-    2: ((64, Tile(8, 1)), (512, Tile(16, 1)), (None, Tile(32, 1))),
-    4: ((64, Tile(8, 1)), (512, Tile(16, 1)), (None, Tile(32, 1))),
+    2: ((64, Tile(4, 1)), (512, Tile(32, 1)), (None, Tile(32, 1))),
+    4: ((64, Tile(4, 1)), (512, Tile(16, 1)), (None, Tile(16, 1))),
 }
 """By bytes of a state element."""
 
 _VERIFY: Final[dict[int, Table]] = {
-    2: ((64, Tile(8, 1)), (512, Tile(16, 1)), (None, Tile(32, 1))),
-    4: ((64, Tile(8, 1)), (512, Tile(16, 1)), (None, Tile(32, 1))),
+    2: ((64, Tile(4, 1)), (None, Tile(32, 1))),
+    4: ((64, Tile(8, 1)), (None, Tile(32, 1))),
 }
 
 _REPLAY: Final[dict[int, Table]] = {
-    2: ((64, Tile(8, 1)), (512, Tile(16, 1)), (None, Tile(32, 1))),
-    4: ((64, Tile(8, 1)), (512, Tile(16, 1)), (None, Tile(32, 1))),
+    2: ((None, Tile(16, 1)),),
+    4: ((None, Tile(32, 1)),),
 }
 
 LARGEST_TILE: Final = 8192
@@ -56,5 +56,7 @@ def replay_tile(states: int | None, state_bytes: int, value_dim: int, key_dim: i
 
 def _fitted(table: Table, states: int | None, value_dim: int, key_dim: int) -> Tile:
     tile = next(tile for most, tile in table if most is None or (states is not None and states <= most))
-    rows = min(tile.rows, triton.next_power_of_2(value_dim), LARGEST_TILE // triton.next_power_of_2(key_dim))
-    return tile._replace(rows=rows)
+    padded_keys = triton.next_power_of_2(key_dim)
+    rows = min(tile.rows, triton.next_power_of_2(value_dim), max(LARGEST_TILE // padded_keys, 1))
+    tiles = min(tile.tiles, triton.cdiv(value_dim, rows))
+    return Tile(rows, tile.warps, tiles)

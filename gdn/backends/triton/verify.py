@@ -22,8 +22,8 @@ if TYPE_CHECKING:
     from gdn.binding import BindContext
     from gdn.ops import Verify
 
-MOST_UNROLLED = 4
-"""Drafts that are unrolled into one round of the kernel's loop."""
+DRAFTS_AT_ONCE = 8
+"""Drafts of one round of the kernel, whose factors it keeps in registers."""
 
 
 class Plan(NamedTuple):
@@ -103,10 +103,11 @@ def _plan(
     )  # fmt: skip
     links = (0, 0) if parents is None else tuple(parents.stride())
     walks = parents is not None and buffer is None
-    programs = requests * value_heads * triton.cdiv(value_dim, tile.rows)
+    tiles = 1 if walks or cache_steps > DRAFTS_AT_ONCE else tile.tiles
+    programs = requests * value_heads * triton.cdiv(value_dim, tile.rows * tiles)
     if walks:
         kernel, grid = unbuffered_tree_kernel, (programs, min(cache_steps, tokens))
-        numbers = (slots, tokens, requests, cache_steps, *strides, *links)
+        numbers = (slots, tokens, requests, *strides, *links)
     else:
         kernel, grid = verify_kernel, (programs, 1)
         stored = (0, 0, 0) if buffer is None else (*buffer.stride()[:2], buffer_rows.stride(0))
@@ -115,7 +116,8 @@ def _plan(
         constants |= {
             "HAS_BUFFER": buffer is not None,
             "TREE": parents is not None,
-            "UNROLL": min(cache_steps, MOST_UNROLLED),
+            "TILES": tiles,
+            "DRAFTS": min(cache_steps, DRAFTS_AT_ONCE),
         }
     return Plan(
         Launch(kernel, constants, num_warps=tile.warps), grid, (1, tokens, value_heads, value_dim), v.dtype, v.device,
