@@ -40,6 +40,7 @@ _OPERATIONS: Final[tuple[dict[str, Any], ...]] = (
         "packed_factory": f"{_PACKAGE}.decode:packed_factory",
         "replay_factory": f"{_PACKAGE}.replay:factory",
     },
+    {"op": "extend", "state_checkpoints": True, "factory": f"{_PACKAGE}.extend:factory"},
     {
         "op": "verify",
         "tree": True,

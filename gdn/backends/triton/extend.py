@@ -1,0 +1,159 @@
+"""Extend: chunked prefill in two kernels, with the chunk table found on the device."""
+
+from __future__ import annotations
+
+import os
+from functools import partial
+from typing import TYPE_CHECKING
+from typing import NamedTuple
+
+import torch
+import triton
+import triton.language as tl
+
+from gdn.backends.triton._extend_prepare_kernel import prepare_kernel
+from gdn.backends.triton._extend_state_kernel import state_kernel
+from gdn.backends.triton.extend_tuning import extend_tile
+from gdn.backends.triton.launch import Launch
+from gdn.ops import ExtendResult
+from gdn.signature import planned
+from gdn.types import CHUNK
+from gdn.validation import check_extend
+from gdn.validation import check_seq_lens
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from torch import Tensor
+
+    from gdn.binding import BindContext
+    from gdn.device import DeviceInfo
+    from gdn.ops import Extend
+
+_INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
+_DEFAULT_SHARED_MEMORY = 64 << 10
+
+
+class Plan(NamedTuple):
+    """What one signature needs to launch."""
+
+    prepare: Launch
+    walk: Launch
+    chunks: int
+    key_heads: int
+    programs: int
+    scale: float
+    prepare_numbers: tuple[int, ...]
+    walk_numbers: tuple[int, ...]
+
+
+def factory(context: BindContext) -> Extend:
+    """One tile for every batch where the config asks for equal bits, else the fastest."""
+    plans = planned(partial(_plan, context.config.deterministic, context.device))
+
+    def extend(
+        q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor, *, ssm_states: Tensor, cache_indices: Tensor,
+        query_start_loc: Tensor, scale: float | None = None, out: Tensor | None = None,
+        return_chunk_states: bool = False, snapshot_chunks: Tensor | None = None, snapshot_slots: Tensor | None = None,
+        seq_lens_cpu: Sequence[int] | None = None,
+    ) -> ExtendResult:  # fmt: skip
+        """See `gdn.ops.Extend`. Takes scratch of 4*HK*K + 4*64*HV bytes a token in 16-bit dtypes."""
+        plan = plans(
+            q, k, v, g, beta, ssm_states, cache_indices, query_start_loc, out, snapshot_chunks, snapshot_slots,
+            bool(return_chunk_states),
+        )  # fmt: skip
+        check_seq_lens(seq_lens_cpu, query_start_loc)
+        tokens, value_heads = v.shape[1], v.shape[2]
+        if out is None:
+            out = torch.empty(v.shape, dtype=v.dtype, device=v.device)
+        entering, starts = None, None
+        if return_chunk_states:
+            entering, starts = _chunk_states(ssm_states, query_start_loc, seq_lens_cpu)
+        if plan.programs == 0:
+            return ExtendResult(out.zero_(), None, entering)
+        scale = plan.scale if scale is None else scale
+        unit = v.new_empty(2, tokens, plan.key_heads, k.shape[3])
+        matrices = v.new_empty(2, plan.chunks, value_heads, CHUNK, CHUNK)
+        decays = torch.empty((plan.chunks, value_heads, 2, CHUNK), dtype=torch.float32, device=v.device)
+        unit_q, unit_k = unit.unbind(0)
+        solve, attend = matrices.unbind(0)
+        plan.prepare(
+            plan.chunks, plan.key_heads, 1,
+            q, k, g, beta, query_start_loc, unit_q, unit_k, solve, attend, decays, scale, *plan.prepare_numbers,
+        )  # fmt: skip
+        plan.walk(
+            plan.programs, 1, 1,
+            v, unit_q, unit_k, solve, attend, decays, ssm_states, cache_indices, query_start_loc, snapshot_chunks,
+            snapshot_slots, starts, entering, out, scale, *plan.walk_numbers,
+        )  # fmt: skip
+        return ExtendResult(out, None, entering)
+
+    return extend
+
+
+def _chunk_states(pool: Tensor, query_start_loc: Tensor, lengths: Sequence[int] | None) -> tuple[Tensor, Tensor]:
+    """The buffer of chunk states, zeros, and each sequence's first entry in it."""
+    counts = (query_start_loc.diff() + (CHUNK - 1)) // CHUNK
+    ends = counts.cumsum(0)
+    if lengths is not None:
+        total = sum(-(-length // CHUNK) for length in lengths)
+    else:
+        total = int(ends[-1]) if ends.numel() else 0
+    return pool.new_zeros((1, total, *pool.shape[1:])), ends - counts
+
+
+def _plan(
+    fixed: bool, device: DeviceInfo | None, q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor,
+    ssm_states: Tensor, cache_indices: Tensor, query_start_loc: Tensor, out: Tensor | None,
+    snapshot_chunks: Tensor | None, snapshot_slots: Tensor | None, chunk_states: bool,
+) -> Plan:  # fmt: skip
+    check_extend(q, k, v, g, beta, ssm_states, cache_indices, query_start_loc, out, snapshot_chunks, snapshot_slots)
+    slots, value_heads, value_dim, key_dim = ssm_states.shape
+    tokens, key_heads, sequences = v.shape[1], k.shape[2], cache_indices.shape[0]
+    bf16 = v.dtype == torch.bfloat16
+    shared_memory = (device and device.shared_memory_bytes) or _DEFAULT_SHARED_MEMORY
+    states = None if fixed else sequences * value_heads
+    tile = extend_tile(states, key_dim, value_dim, 2 if bf16 else 4, shared_memory)
+    constants = {
+        "HK": key_heads,
+        "RATIO": value_heads // key_heads,
+        "K": key_dim,
+        "BK": max(triton.next_power_of_2(key_dim), 16),
+        "PRECISION": _precision(v.dtype, device),
+    }
+    walk_constants = {
+        **constants,
+        "V": value_dim,
+        "BV": tile.rows,
+        "SNAPSHOTS": snapshot_chunks is not None,
+        "CHUNK_STATES": chunk_states,
+        "OPERAND": tl.bfloat16 if bf16 else tl.float32,
+        "STAGES": tile.stages,
+        "MOST_CHUNKS": tokens // CHUNK + 1 if _INTERPRETED else 0,
+    }
+    snapshot_strides = (0, 0)
+    if snapshot_chunks is not None and snapshot_slots is not None:
+        snapshot_strides = (snapshot_chunks.stride(0), snapshot_slots.stride(0))
+    return Plan(
+        Launch(prepare_kernel, constants, num_warps=tile.prepare_warps),
+        Launch(state_kernel, walk_constants, num_warps=tile.warps, num_stages=tile.stages),
+        tokens // CHUNK + sequences if tokens else 0,
+        key_heads,
+        sequences * value_heads * triton.cdiv(value_dim, tile.rows),
+        key_dim**-0.5,
+        (
+            tokens, sequences, *q.stride()[1:], *k.stride()[1:], *g.stride()[1:], *beta.stride()[1:],
+            query_start_loc.stride(0),
+        ),
+        (
+            slots, tokens, sequences, *v.stride()[1:], ssm_states.stride(0), cache_indices.stride(0),
+            query_start_loc.stride(0), *snapshot_strides,
+        ),
+    )  # fmt: skip
+
+
+def _precision(dtype: torch.dtype, device: DeviceInfo | None) -> str:
+    """Of fp32 products: as precise as the activations need. fp16 goes through tf32, whose range a state can't leave."""
+    if dtype == torch.float32 or device is None or device.type != "cuda":
+        return "ieee"
+    return "tf32"
