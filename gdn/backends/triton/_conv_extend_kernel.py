@@ -99,7 +99,7 @@ def conv_extend_kernel(
             mask=given[:, None] & live[None, :],
             other=0.0,
         ).to(tl.float32)
-        if back > 0:  # noqa: SIM102 (known to the compiler, the inner one isn't)
+        if back > 0:
             if reads_state:
                 stored = wanted & (position < begin)
                 old = tl.load(

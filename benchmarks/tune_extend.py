@@ -1,0 +1,70 @@
+"""Sweep the tiles of extend on this GPU."""
+
+from __future__ import annotations
+
+import torch
+
+from benchmarks.gpu import Bench
+from benchmarks.timing import graph_us
+from benchmarks.timing import slot_sets
+from gdn.backends.triton import extend
+from gdn.backends.triton import extend_tuning
+from gdn.backends.triton.extend_tuning import ExtendTile
+
+SHAPES = ((1, 1024), (1, 4096), (1, 16384), (8, 2048), (8, 8192), (64, 64))
+TILES = tuple(
+    ExtendTile(rows, warps, stages, prepare)
+    for rows, warps, stages, prepare in (
+        (16, 4, 2, 4), (32, 4, 2, 4), (32, 4, 3, 4), (32, 4, 1, 4), (32, 8, 2, 4), (64, 4, 2, 4), (64, 8, 2, 4),
+        (64, 4, 1, 8), (128, 8, 2, 8), (64, 8, 3, 8),
+    )
+)  # fmt: skip
+
+
+def main() -> None:
+    bench = Bench(16, 32)
+    for sequences, length in SHAPES:
+        tokens = sequences * length
+        q, k, v = (x.contiguous() for x in bench.heads(bench.mixed(tokens)[0]))
+        g, beta = -torch.rand(1, tokens, 32, device="cuda") * 0.1, torch.rand(1, tokens, 32, device="cuda")
+        pool = torch.randn(4 * sequences, 32, 128, 128, device="cuda") * 0.1
+        offsets = torch.arange(sequences + 1, device="cuda", dtype=torch.int32) * length
+        found = []
+        for tile in TILES:
+            extend_tuning._TABLE = ((None, tile),)
+            ours = extend.factory(bench.context)
+            calls = [
+                lambda s=s, f=ours: f(q, k, v, g, beta, ssm_states=pool, cache_indices=s, query_start_loc=offsets)
+                for s in slot_sets(sequences, pool.shape[0], 2)
+            ]
+            try:
+                found.append((graph_us(calls, 5), tuple(tile)))
+            except Exception as error:  # a tile that doesn't fit the device
+                print(f"    {tuple(tile)}: {type(error).__name__}: {error}"[:120])
+        plan_part = _prepare_us(bench, q, k, v, g, beta, pool, offsets, sequences)
+        found.sort()
+        print(
+            f"extend {sequences}x{length}: prepare {plan_part:.1f} us;  "
+            + "  ".join(f"{us:.1f} {t}" for us, t in found[:5]),
+            flush=True,
+        )
+
+
+def _prepare_us(bench, q, k, v, g, beta, pool, offsets, sequences):
+    """The prepare kernel alone."""
+    plan = extend._plan(
+        False, bench.context.device, q, k, v, g, beta, pool, offsets[:-1], offsets, None, None, None, False
+    )
+    tokens = v.shape[1]
+    unit = v.new_empty(2, tokens, 16, 128)
+    matrices = v.new_empty(2, plan.chunks, 32, 64, 64)
+    decays = torch.empty(plan.chunks, 32, 2, 64, device="cuda")
+    call = lambda: plan.prepare(  # noqa: E731
+        plan.chunks, plan.key_heads, 1, q, k, g, beta, offsets, unit[0], unit[1], matrices[0], matrices[1], decays,
+        plan.scale, *plan.prepare_numbers,
+    )  # fmt: skip
+    return graph_us([call] * 3, 5)
+
+
+if __name__ == "__main__":
+    main()
