@@ -11,12 +11,11 @@ from gdn.backends.triton import extend
 from gdn.backends.triton import extend_tuning
 from gdn.backends.triton.extend_tuning import ExtendTile
 
-SHAPES = ((1, 1024), (1, 4096), (1, 16384), (8, 2048), (8, 8192), (64, 64))
+SHAPES = ((1, 1024), (1, 16384), (8, 2048), (64, 64))
 TILES = tuple(
     ExtendTile(rows, warps, stages, prepare)
     for rows, warps, stages, prepare in (
-        (16, 4, 2, 4), (32, 4, 2, 4), (32, 4, 3, 4), (32, 4, 1, 4), (32, 8, 2, 4), (64, 4, 2, 4), (64, 8, 2, 4),
-        (64, 4, 1, 8), (128, 8, 2, 8), (64, 8, 3, 8),
+        (16, 4, 2, 4), (32, 4, 2, 4), (32, 4, 3, 4), (64, 4, 2, 4), (64, 8, 2, 8), (128, 8, 2, 8),
     )
 )  # fmt: skip
 

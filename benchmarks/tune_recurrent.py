@@ -23,6 +23,7 @@ from gdn.backends.triton.tuning import Tile
 CONTEXT = SimpleNamespace(config=SimpleNamespace(deterministic=False))
 HK, HV, K, V = 16, 32, 128, 128
 SMALL = tuple(Tile(*t) for t in ((4, 1), (8, 1), (16, 1), (32, 1), (4, 1, 2), (8, 1, 2), (16, 1, 2), (8, 2), (32, 2)))
+RING = tuple(Tile(*t) for t in ((16, 1), (32, 1), (16, 1, 2), (16, 1, 8), (32, 1, 4), (32, 2, 4)))
 LARGE = tuple(
     Tile(*t)
     for t in (
@@ -137,9 +138,9 @@ def main() -> None:
                     results, deadline,
                 )  # fmt: skip
         if "replay" in options.only:
-            for batch, position in itertools.product((32, 512), (0, 8, 15)):
+            for batch, position in itertools.product((128,), (7, 15)):
                 sweep(
-                    tuning._REPLAY, LARGE, Calls(lambda b=batch, m=position, p=pool: replay_calls(p, b, m), size),
+                    tuning._REPLAY, RING, Calls(lambda b=batch, m=position, p=pool: replay_calls(p, b, m), size),
                     f"replay {name} B={batch} m={position}", results, deadline,
                 )  # fmt: skip
         if "host" in options.only:

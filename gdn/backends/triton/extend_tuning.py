@@ -23,14 +23,18 @@ _TABLE: Final[tuple[tuple[int | None, ExtendTile], ...]] = (
 )
 """(largest number of head states in the call, tile); None: any number."""
 
-_SMALL_MEMORY: Final = ExtendTile(32, 4, 1)
-"""For devices with less than 160 KiB of shared memory per block, for fp32 operands and for head dims above 128."""
+_SMALL_MEMORY: Final = ExtendTile(32, 4, 2)
+"""For devices with less than 160 KiB of shared memory per block."""
+_LARGE_OPERANDS: Final = ExtendTile(32, 4, 1)
+"""For fp32 operands and for head dims above 128."""
 
 
 def extend_tile(states: int | None, key_dim: int, value_dim: int, operand_bytes: int, shared_memory: int) -> ExtendTile:
     """Tile for `states` head states (sequences times value heads); None: one tile for any number of them."""
-    if shared_memory < 160 << 10 or operand_bytes > 2 or key_dim > 128:
-        tile = _SMALL_MEMORY if key_dim <= 128 and operand_bytes <= 2 else _SMALL_MEMORY._replace(rows=16)
+    if operand_bytes > 2 or key_dim > 128:
+        tile = _LARGE_OPERANDS if operand_bytes * key_dim <= 512 else _LARGE_OPERANDS._replace(rows=16)
+    elif shared_memory < 160 << 10:
+        tile = _SMALL_MEMORY
     else:
         tile = next(t for most, t in _TABLE if most is None or (states is not None and states <= most))
     return tile._replace(rows=max(min(tile.rows, triton.next_power_of_2(value_dim)), 16))

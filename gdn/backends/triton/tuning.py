@@ -20,14 +20,14 @@ Table = tuple[tuple[int | None, Tile], ...]
 """(largest number of head states in the call, tile); None: any number."""
 
 _DECODE: Final[dict[int, Table]] = {
-    2: ((64, Tile(4, 1)), (512, Tile(32, 1)), (None, Tile(32, 1))),
-    4: ((64, Tile(4, 1)), (512, Tile(16, 1)), (None, Tile(16, 1))),
+    2: ((64, Tile(4, 1)), (512, Tile(8, 1, 2)), (None, Tile(8, 1))),
+    4: ((64, Tile(4, 1)), (None, Tile(16, 1))),
 }
 """By bytes of a state element."""
 
 _VERIFY: Final[dict[int, Table]] = {
     2: ((64, Tile(4, 1)), (None, Tile(32, 1))),
-    4: ((64, Tile(8, 1)), (None, Tile(32, 1))),
+    4: ((64, Tile(4, 1)), (None, Tile(32, 1))),
 }
 
 _REPLAY: Final[dict[int, Table]] = {
