@@ -11,11 +11,11 @@ from gdn.backends.triton import extend
 from gdn.backends.triton import extend_tuning
 from gdn.backends.triton.extend_tuning import ExtendTile
 
-SHAPES = ((1, 1024), (1, 16384), (8, 2048), (64, 64))
+SHAPES = ((1, 1024), (1, 4096), (1, 16384), (8, 2048), (64, 64))
 TILES = tuple(
     ExtendTile(rows, warps, stages, prepare)
     for rows, warps, stages, prepare in (
-        (16, 4, 2, 4), (32, 4, 2, 4), (32, 4, 3, 4), (64, 4, 2, 4), (64, 8, 2, 8), (128, 8, 2, 8),
+        (32, 4, 2, 4), (32, 4, 3, 4), (64, 4, 2, 4), (64, 4, 3, 4), (64, 8, 2, 4), (128, 8, 2, 4),
     )
 )  # fmt: skip
 
@@ -40,13 +40,13 @@ def main() -> None:
                 found.append((graph_us(calls, 5), tuple(tile)))
             except Exception as error:  # a tile that doesn't fit the device
                 print(f"    {tuple(tile)}: {type(error).__name__}: {error}"[:120])
-        plan_part = _prepare_us(bench, q, k, v, g, beta, pool, offsets, sequences)
+        prepare = {}
+        for warps in (2, 4, 8):
+            extend_tuning._TABLE = ((None, TILES[0]._replace(prepare_warps=warps)),)
+            prepare[warps] = round(_prepare_us(bench, q, k, v, g, beta, pool, offsets, sequences), 1)
         found.sort()
-        print(
-            f"extend {sequences}x{length}: prepare {plan_part:.1f} us;  "
-            + "  ".join(f"{us:.1f} {t}" for us, t in found[:5]),
-            flush=True,
-        )
+        best = "  ".join(f"{us:.1f} {tile}" for us, tile in found[:6])
+        print(f"extend {sequences}x{length}: prepare by warps {prepare};  {best}", flush=True)
 
 
 def _prepare_us(bench, q, k, v, g, beta, pool, offsets, sequences):

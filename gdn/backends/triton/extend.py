@@ -135,7 +135,7 @@ def _plan(
     if snapshot_chunks is not None and snapshot_slots is not None:
         snapshot_strides = (snapshot_chunks.stride(0), snapshot_slots.stride(0))
     return Plan(
-        Launch(prepare_kernel, constants, num_warps=tile.prepare_warps),
+        Launch(prepare_kernel, {**constants, "EXACT": v.dtype == torch.float32}, num_warps=tile.prepare_warps),
         Launch(state_kernel, walk_constants, num_warps=tile.warps, num_stages=tile.stages),
         tokens // CHUNK + sequences if tokens else 0,
         key_heads,
