@@ -14,12 +14,13 @@ class ExtendTile(NamedTuple):
     rows: int
     warps: int
     stages: int
-    prepare_warps: int = 4
+    prepare_warps: int = 2
 
 
 _TABLE: Final[tuple[tuple[int | None, ExtendTile], ...]] = (
-    (64, ExtendTile(32, 4, 2)),
-    (None, ExtendTile(64, 4, 2)),
+    (64, ExtendTile(32, 4, 3)),
+    (512, ExtendTile(64, 4, 3)),
+    (None, ExtendTile(32, 4, 2)),
 )
 """(largest number of head states in the call, tile); None: any number."""
 
