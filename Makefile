@@ -14,7 +14,7 @@ LEAN_BIN := $(LEAN)/bin
 
 run: $(VENV)/ready
 	$(BIN)/gdn-capabilities --config qwen3-next-80b-a3b
-	$(BIN)/python examples/generate.py
+	$(PIN_THREADS) $(BIN)/python examples/generate.py
 
 test: lint unit numerics kernels docs wheel
 
@@ -45,11 +45,11 @@ unit: $(LEAN)/ready
 	$(LEAN_BIN)/python -m pytest -q tests/unit tests/plugins tests/cli
 
 numerics: $(VENV)/ready
-	$(PIN_THREADS) $(BIN)/python -m pytest -q tests -m "not interpret and not cross_compile and not gpu and not large"
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n 2 tests -m "not interpret and not cross_compile and not gpu and not large"
 
 kernels: $(VENV)/triton
-	$(BIN)/python -m pytest -q tests/backends/triton -m interpret
-	$(BIN)/python -m pytest -q tests/backends/triton -m cross_compile
+	TRITON_INTERPRET=1 OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n 2 tests/backends/triton -m interpret
+	$(BIN)/python -m pytest -q -n 2 tests/backends/triton -m cross_compile
 
 docs: $(VENV)/ready
 	$(BIN)/python tools/generate_docs.py --check

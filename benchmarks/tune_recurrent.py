@@ -127,7 +127,8 @@ def main() -> None:
         if "decode" in options.only:
             for batch in (1, 8, 32, 128, 512):
                 sweep(
-                    tuning._DECODE, SMALL if batch <= 8 else LARGE, Calls(lambda b=batch, p=pool: decode_calls(p, b), size),
+                    tuning._DECODE, SMALL if batch <= 8 else LARGE,
+                    Calls(lambda b=batch, p=pool: decode_calls(p, b), size),
                     f"decode {name} B={batch}", results, deadline,
                 )  # fmt: skip
         if "verify" in options.only:

@@ -1,8 +1,8 @@
 """First kernel of extend: everything of a chunk that doesn't depend on the state entering it.
 
 Chunks live in a sparse index space that needs no table: chunk c of sequence n has index
-`query_start_loc[n] // 64 + n + c`. These ranges never overlap, since ceil(L / 64) <= floor((s + L) / 64) - floor(s / 64) + 1, and `T // 64 + N` indices
-hold them all.
+`query_start_loc[n] // 64 + n + c`. These ranges never overlap, since a sequence of L tokens from s on has
+ceil(L / 64) <= floor((s + L) / 64) - floor(s / 64) + 1 chunks, and `T // 64 + N` indices hold them all.
 """
 
 import triton
@@ -105,9 +105,9 @@ def prepare_kernel(
     HK: tl.constexpr, RATIO: tl.constexpr, K: tl.constexpr, BK: tl.constexpr, PRECISION: tl.constexpr,
     EXACT: tl.constexpr,
 ):  # fmt: skip
-    """Program (chunk index, key head). Writes, for the chunk's tokens: unit q and k `[tokens, HK, K]`; for each of
-    the key head's value heads, at `[chunk, HV]`: (I + A)^-1 diag(beta) and the masked scaled q k^T, `[64, 64]` each, and
-    the decays since the chunk's start and until its end, `[2, 64]`.
+    """Program (chunk index, key head). Writes, for the chunk's tokens, unit q and k `[tokens, HK, K]`; for each of
+    the key head's value heads, at `[chunk, HV]`, (I + A)^-1 diag(beta) and the masked scaled q k^T, `[64, 64]` each,
+    and the decays since the chunk's start and until its end, `[2, 64]`.
     """
     HV: tl.constexpr = HK * RATIO
     chunk = tl.program_id(0).to(tl.int64)

@@ -85,8 +85,8 @@ def packed_factory(context: BindContext) -> PackedDecode:
 
 
 def _plan(
-    fixed: bool, q: Tensor, k: Tensor, v: Tensor, a: Tensor, b: Tensor, A_log: Tensor, dt_bias: Tensor, ssm_states: Tensor,
-    cache_indices: Tensor, query_start_loc: Tensor | None, out: Tensor | None,
+    fixed: bool, q: Tensor, k: Tensor, v: Tensor, a: Tensor, b: Tensor, A_log: Tensor, dt_bias: Tensor,
+    ssm_states: Tensor, cache_indices: Tensor, query_start_loc: Tensor | None, out: Tensor | None,
 ) -> Plan:  # fmt: skip
     check_decode(q, k, v, a, b, A_log, dt_bias, ssm_states, cache_indices, query_start_loc, out)
     strides = (*q.stride()[1:], *k.stride()[1:], *v.stride()[1:])
@@ -108,8 +108,8 @@ def _plan(
 
 
 def _packed_plan(
-    fixed: bool, mixed_qkv: Tensor, a: Tensor, b: Tensor, A_log: Tensor, dt_bias: Tensor, ssm_states: Tensor, cache_indices: Tensor,
-    num_v_heads: int | None, head_v_dim: int | None, out: Tensor | None,
+    fixed: bool, mixed_qkv: Tensor, a: Tensor, b: Tensor, A_log: Tensor, dt_bias: Tensor, ssm_states: Tensor,
+    cache_indices: Tensor, num_v_heads: int | None, head_v_dim: int | None, out: Tensor | None,
 ) -> Plan:  # fmt: skip
     check_packed_decode(
         mixed_qkv, a, b, A_log, dt_bias, ssm_states, cache_indices, num_v_heads, head_v_dim, out

@@ -22,7 +22,8 @@ _TABLE: Final[tuple[tuple[int | None, ExtendTile], ...]] = (
     (512, ExtendTile(64, 4, 3)),
     (None, ExtendTile(32, 4, 2)),
 )
-"""(largest number of head states in the call, tile); None: any number."""
+"""(largest number of head states in the call, tile); None: any number. bf16 operands with one stage faulted on SM90
+(Triton 3.6), so no row has it."""
 
 _SMALL_MEMORY: Final = ExtendTile(32, 4, 2)
 """For devices with less than 160 KiB of shared memory per block."""

@@ -62,8 +62,9 @@ def factory(context: BindContext) -> ReplayDecode:
 
 
 def _plan(
-    fixed: bool, mixed_qkv: Tensor, a: Tensor, b: Tensor, A_log: Tensor, dt_bias: Tensor, ssm_states: Tensor, cache_indices: Tensor,
-    ring_d: Tensor, ring_k: Tensor, ring_g: Tensor, cursors: Tensor, forced: Tensor | None, num_v_heads: int | None,
+    fixed: bool, mixed_qkv: Tensor, a: Tensor, b: Tensor, A_log: Tensor, dt_bias: Tensor, ssm_states: Tensor,
+    cache_indices: Tensor, ring_d: Tensor, ring_k: Tensor, ring_g: Tensor, cursors: Tensor, forced: Tensor | None,
+    num_v_heads: int | None,
     head_v_dim: int | None, out: Tensor | None,
 ) -> Plan:  # fmt: skip
     check_replay_decode(

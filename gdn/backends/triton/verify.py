@@ -78,9 +78,9 @@ def factory(context: BindContext) -> Verify:
 
 
 def _plan(
-    fixed: bool, A_log: Tensor, dt_bias: Tensor, q: Tensor, k: Tensor, v: Tensor, a: Tensor, b: Tensor, ssm_states: Tensor,
-    cache_indices: Tensor, query_start_loc: Tensor, buffer: Tensor | None, buffer_rows: Tensor | None,
-    cache_steps: int, parents: Tensor | None, out: Tensor | None,
+    fixed: bool, A_log: Tensor, dt_bias: Tensor, q: Tensor, k: Tensor, v: Tensor, a: Tensor, b: Tensor,
+    ssm_states: Tensor, cache_indices: Tensor, query_start_loc: Tensor, buffer: Tensor | None,
+    buffer_rows: Tensor | None, cache_steps: int, parents: Tensor | None, out: Tensor | None,
 ) -> Plan:  # fmt: skip
     check_verify(
         A_log, dt_bias, q, k, v, a, b, ssm_states, cache_indices, query_start_loc, buffer, buffer_rows, cache_steps,

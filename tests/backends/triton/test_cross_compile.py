@@ -1,0 +1,159 @@
+"""Every kernel compiles for every architecture that the manifest claims, within its shared memory. No GPU needed."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+
+triton = pytest.importorskip("triton")
+if os.environ.get("TRITON_INTERPRET") == "1":
+    pytest.skip("compiles for real: unset TRITON_INTERPRET", allow_module_level=True)
+
+import torch
+import triton.language as tl
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+
+from gdn.backends.triton import MANIFEST
+from gdn.backends.triton import extend
+from gdn.backends.triton import tuning
+from gdn.backends.triton._conv_extend_kernel import conv_extend_kernel
+from gdn.backends.triton._conv_update_kernel import conv_draft_kernel
+from gdn.backends.triton._conv_update_kernel import conv_step_kernel
+from gdn.backends.triton._decode_kernel import decode_kernel
+from gdn.backends.triton._extend_prepare_kernel import prepare_kernel
+from gdn.backends.triton._extend_state_kernel import state_kernel
+from gdn.backends.triton._gating_kernel import gating_kernel
+from gdn.backends.triton._replay_kernel import replay_kernel
+from gdn.backends.triton._split_kernel import split_kernel
+from gdn.backends.triton._verify_kernel import unbuffered_tree_kernel
+from gdn.backends.triton._verify_kernel import verify_kernel
+from gdn.backends.triton.extend_tuning import extend_tile
+
+pytestmark = pytest.mark.cross_compile
+
+SHARED_MEMORY = {
+    "sm80": 163 << 10, "sm89": 99 << 10, "sm90": 227 << 10, "sm100": 227 << 10, "sm120": 99 << 10,
+    "gfx942": 64 << 10, "gfx950": 160 << 10,
+}  # fmt: skip
+"""Bytes that one block may use."""
+NAMES = {torch.float32: "fp32", torch.float16: "fp16", torch.bfloat16: "bf16", torch.int32: "i32", torch.int64: "i64"}
+
+
+def target_of(architecture):
+    if architecture.startswith("gfx"):
+        return GPUTarget("hip", architecture, 64)
+    return GPUTarget("cuda", int(architecture.removeprefix("sm")), 32)
+
+
+def compiled(kernel, architecture, pointers, constants, *, floats=("scale",), missing=(), **options):
+    """Compile with aligned pointers, unit inner strides as given in `constants`; returns bytes of shared memory."""
+    names = kernel.arg_names
+    constants = {**constants, **dict.fromkeys(missing)}
+    signature = {}
+    for name in names:
+        if name in constants:
+            signature[name] = "constexpr"
+        elif name in pointers:
+            signature[name] = f"*{pointers[name]}"
+        else:
+            signature[name] = "fp32" if name in floats else "i32"
+    aligned = {(names.index(n),): [["tt.divisibility", 16]] for n, kind in signature.items() if kind.startswith("*")}
+    source = ASTSource(kernel, signature, constants, aligned)
+    shared = triton.compile(source, target=target_of(architecture), options=options).metadata.shared
+    assert shared <= SHARED_MEMORY[architecture], f"{shared} bytes of shared memory on {architecture}"
+
+
+HEADS = {"HV": 32, "RATIO": 2, "K": 128, "V": 128, "BK": 128}
+TOKENS = dict.fromkeys(("q", "k", "v", "a", "b", "out", "mixed_qkv"), "bf16")
+COMMON = {**TOKENS, "A_log": "fp32", "dt_bias": "fp32", "indices": "i32", "offsets": "i32"}
+
+
+def tables():
+    """Every distinct tile of the recurrent tables, by kernel and state dtype."""
+    for kernel, table in (("decode", tuning._DECODE), ("verify", tuning._VERIFY), ("replay", tuning._REPLAY)):
+        for size, rows in table.items():
+            for tile in dict.fromkeys(tile for _, tile in rows):
+                yield pytest.param(
+                    kernel, {2: "bf16", 4: "fp32"}[size], tile, id=f"{kernel}-{size}-{tile.rows}x{tile.tiles}"
+                )
+
+
+@pytest.mark.parametrize("architecture", SHARED_MEMORY)
+@pytest.mark.parametrize(("kernel", "state", "tile"), list(tables()))
+def test_recurrent_kernels(architecture, kernel, state, tile):
+    pointers = {**COMMON, "states": state}
+    constants = {**HEADS, "BV": tile.rows, "TILES": tile.tiles}
+    match kernel:
+        case "decode":
+            constants |= {"HAS_OFFSETS": False, "q_dim": 1, "k_dim": 1, "v_dim": 1}
+            compiled(decode_kernel, architecture, pointers, constants, missing=["offsets"], num_warps=tile.warps)
+        case "verify":
+            pointers |= {"buffer": state, "buffer_rows": "i32", "parents": "i32"}
+            constants |= {"DRAFTS": 4, "HAS_BUFFER": True, "TREE": False, "q_dim": 1, "k_dim": 1, "v_dim": 1}
+            compiled(verify_kernel, architecture, pointers, constants, missing=["parents"], num_warps=tile.warps)
+        case "replay":
+            rings = {"ring_d": state, "ring_k": state, "ring_g": "fp32", "cursors": "i32", "forced": "i32"}
+            constants |= {"L": 16, "BL": 16, "FORCED": True, "column_stride": 1}
+            compiled(replay_kernel, architecture, {**pointers, **rings}, constants, num_warps=tile.warps)
+
+
+@pytest.mark.parametrize("architecture", SHARED_MEMORY)
+def test_trees(architecture):
+    pointers = {**COMMON, "states": "fp32", "buffer": "fp32", "buffer_rows": "i32", "parents": "i64"}
+    constants = {**HEADS, "BV": 16, "q_dim": 1, "k_dim": 1, "v_dim": 1}
+    tree = {**constants, "TILES": 1, "DRAFTS": 8, "HAS_BUFFER": True, "TREE": True}
+    compiled(verify_kernel, architecture, pointers, tree, num_warps=1)
+    compiled(unbuffered_tree_kernel, architecture, pointers, constants, num_warps=1)
+
+
+@pytest.mark.parametrize("architecture", SHARED_MEMORY)
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
+def test_extend(architecture, dtype):
+    name, narrow = NAMES[dtype], dtype == torch.bfloat16
+    device = type("Device", (), {"type": "rocm" if architecture.startswith("gfx") else "cuda"})
+    precision = extend._precision(dtype, device)
+    pointers = dict.fromkeys(("q", "k", "v", "unit_q", "unit_k", "solve", "attend", "out"), name)
+    pointers |= dict.fromkeys(("g", "beta", "decays", "states", "chunk_states"), "fp32")
+    pointers |= dict.fromkeys(("indices", "offsets", "snapshot_chunks", "snapshot_slots"), "i32")
+    pointers["chunk_offsets"] = "i64"
+    heads = {"HK": 16, "RATIO": 2, "K": 128, "BK": 128, "PRECISION": precision}
+    strides = {"q_dim": 1, "k_dim": 1, "g_head": 1, "beta_head": 1}
+    for states in (32, 256, 2048):
+        tile = extend_tile(states, 128, 128, dtype.itemsize, SHARED_MEMORY[architecture])
+        compiled(
+            prepare_kernel, architecture, pointers, {**heads, **strides, "EXACT": not narrow},
+            num_warps=tile.prepare_warps,
+        )  # fmt: skip
+        constants = {
+            **heads, "V": 128, "BV": tile.rows, "SNAPSHOTS": True, "CHUNK_STATES": True, "STAGES": tile.stages,
+            "OPERAND": tl.bfloat16 if narrow else tl.float32, "MOST_CHUNKS": 0, "v_dim": 1,
+        }  # fmt: skip
+        compiled(state_kernel, architecture, pointers, constants, num_warps=tile.warps, num_stages=tile.stages)
+
+
+@pytest.mark.parametrize("architecture", SHARED_MEMORY)
+def test_convolution_gating_and_split(architecture):
+    floats = dict.fromkeys(
+        ("x", "weight", "bias", "out", "state", "windows", "a", "b", "mixed_qkv", "q", "k", "v"), "bf16"
+    )
+    integers = dict.fromkeys(("query_start_loc", "cache_indices", "slots", "window_rows"), "i32")
+    links = dict.fromkeys(("next_token", "next_sibling", "parent_token"), "i64")
+    pointers = {**floats, **integers, **links, "has_initial_state": "i1"}
+    pointers |= dict.fromkeys(("A_log", "dt_bias", "g", "beta"), "fp32")
+    conv = {"WIDTH": 4, "SILU": True, "BLOCK_DIM": 128}
+    tiles = (
+        (conv_extend_kernel, {**conv, "BLOCK_TOKENS": 32, "x_dim_stride": 1, "out_dim_stride": 1}),
+        (conv_step_kernel, {**conv, "BLOCK_ROWS": 2, "x_dim_stride": 1, "out_dim_stride": 1}),
+        (conv_draft_kernel, {**conv, "DRAFTS": 4, "BLOCK_DRAFTS": 4}),
+        (gating_kernel, {"HEADS": 32, "BLOCK_TOKENS": 32, "BLOCK_HEADS": 32}),
+        (split_kernel, {"KEY_WIDTH": 2048, "VALUE_WIDTH": 4096, "BLOCK_TOKENS": 8, "BLOCK_COLUMNS": 512}),
+    )
+    for kernel, constants in tiles:
+        compiled(kernel, architecture, pointers, constants, floats=())
+
+
+def test_every_claimed_architecture_is_compiled_here():
+    claims = {e.removeprefix("compiled:") for row in MANIFEST.capabilities for e in row.evidence if "compiled" in e}
+    assert claims | {"sm90"} == set(SHARED_MEMORY)
