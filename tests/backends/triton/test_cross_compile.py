@@ -1,4 +1,7 @@
-"""Every kernel compiles for every architecture that the manifest claims, within its shared memory. No GPU needed."""
+"""Every kernel compiles for every architecture that the manifest claims, within its shared memory. No GPU needed.
+
+One variant of each kernel by default; `-m "cross_compile"` without `not slow` takes every row of the tables too.
+"""
 
 from __future__ import annotations
 
@@ -109,8 +112,16 @@ def test_trees(architecture):
 
 
 @pytest.mark.parametrize("architecture", SHARED_MEMORY)
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
-def test_extend(architecture, dtype):
+@pytest.mark.parametrize(
+    ("dtype", "states"),
+    [
+        (torch.bfloat16, 256),
+        pytest.param(torch.bfloat16, 32, marks=pytest.mark.slow),
+        pytest.param(torch.bfloat16, 2048, marks=pytest.mark.slow),
+        pytest.param(torch.float32, 256, marks=pytest.mark.slow),
+    ],
+)
+def test_extend(architecture, dtype, states):
     name, narrow = NAMES[dtype], dtype == torch.bfloat16
     device = type("Device", (), {"type": "rocm" if architecture.startswith("gfx") else "cuda"})
     precision = extend._precision(dtype, device)
@@ -120,17 +131,16 @@ def test_extend(architecture, dtype):
     pointers["chunk_offsets"] = "i64"
     heads = {"HK": 16, "RATIO": 2, "K": 128, "BK": 128, "PRECISION": precision}
     strides = {"q_dim": 1, "k_dim": 1, "g_head": 1, "beta_head": 1}
-    for states in (32, 256, 2048):
-        tile = extend_tile(states, 128, 128, dtype.itemsize, SHARED_MEMORY[architecture])
-        compiled(
-            prepare_kernel, architecture, pointers, {**heads, **strides, "EXACT": not narrow},
-            num_warps=tile.prepare_warps,
-        )  # fmt: skip
-        constants = {
-            **heads, "V": 128, "BV": tile.rows, "SNAPSHOTS": True, "CHUNK_STATES": True, "STAGES": tile.stages,
-            "OPERAND": tl.bfloat16 if narrow else tl.float32, "MOST_CHUNKS": 0, "v_dim": 1,
-        }  # fmt: skip
-        compiled(state_kernel, architecture, pointers, constants, num_warps=tile.warps, num_stages=tile.stages)
+    tile = extend_tile(states, 128, 128, dtype.itemsize, SHARED_MEMORY[architecture])
+    compiled(
+        prepare_kernel, architecture, pointers, {**heads, **strides, "EXACT": not narrow},
+        num_warps=tile.prepare_warps,
+    )  # fmt: skip
+    constants = {
+        **heads, "V": 128, "BV": tile.rows, "SNAPSHOTS": True, "CHUNK_STATES": True, "STAGES": tile.stages,
+        "OPERAND": tl.bfloat16 if narrow else tl.float32, "MOST_CHUNKS": 0, "v_dim": 1,
+    }  # fmt: skip
+    compiled(state_kernel, architecture, pointers, constants, num_warps=tile.warps, num_stages=tile.stages)
 
 
 @pytest.mark.parametrize("architecture", SHARED_MEMORY)
