@@ -103,7 +103,7 @@ class BackendConformance(FieldCases, Algebra, GraphCapture):
                 function(**call.arguments)
             assert {key: _bits(call.arguments[key]) for key in written} == before, name
 
-    def test_two_threads_give_the_results_of_one(self, operation: Operation) -> None:
+    def test_case_64_threads_give_the_results_of_one(self, operation: Operation) -> None:
         cases = self.situations(operation)[:6]
         functions = [self.op(operation, case.config()) for case in cases]
         calls = [build_call(operation, case, seed=5, device=self.torch_device()) for case in cases]

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from functools import partial
 from typing import TYPE_CHECKING
-from typing import NamedTuple
 
 import torch
 import triton
 
 from gdn.backends.triton._decode_kernel import decode_kernel
+from gdn.backends.triton._plan import RowPlan
 from gdn.backends.triton.launch import Launch
 from gdn.backends.triton.tuning import decode_tile
 from gdn.signature import planned
@@ -22,18 +22,6 @@ if TYPE_CHECKING:
     from gdn.binding import BindContext
     from gdn.ops import Decode
     from gdn.ops import PackedDecode
-
-
-class Plan(NamedTuple):
-    """What one signature needs to launch."""
-
-    launch: Launch
-    programs: int
-    shape: tuple[int, int, int, int]
-    dtype: torch.dtype
-    device: torch.device
-    scale: float
-    numbers: tuple[int, ...]
 
 
 def factory(context: BindContext) -> Decode:
@@ -87,7 +75,7 @@ def packed_factory(context: BindContext) -> PackedDecode:
 def _plan(
     fixed: bool, q: Tensor, k: Tensor, v: Tensor, a: Tensor, b: Tensor, A_log: Tensor, dt_bias: Tensor,
     ssm_states: Tensor, cache_indices: Tensor, query_start_loc: Tensor | None, out: Tensor | None,
-) -> Plan:  # fmt: skip
+) -> RowPlan:  # fmt: skip
     check_decode(q, k, v, a, b, A_log, dt_bias, ssm_states, cache_indices, query_start_loc, out)
     strides = (*q.stride()[1:], *k.stride()[1:], *v.stride()[1:])
     return _planned_for(
@@ -110,7 +98,7 @@ def _plan(
 def _packed_plan(
     fixed: bool, mixed_qkv: Tensor, a: Tensor, b: Tensor, A_log: Tensor, dt_bias: Tensor, ssm_states: Tensor,
     cache_indices: Tensor, num_v_heads: int | None, head_v_dim: int | None, out: Tensor | None,
-) -> Plan:  # fmt: skip
+) -> RowPlan:  # fmt: skip
     check_packed_decode(
         mixed_qkv, a, b, A_log, dt_bias, ssm_states, cache_indices, num_v_heads, head_v_dim, out
     )  # fmt: skip
@@ -129,7 +117,7 @@ def _planned_for(
     fixed: bool, tokens: int, key_heads: int, dtype: torch.dtype, a: Tensor, b: Tensor, A_log: Tensor, dt_bias: Tensor,
     ssm_states: Tensor, cache_indices: Tensor, query_start_loc: Tensor | None, offsets: tuple[int, int],
     strides: tuple[int, ...],
-) -> Plan:  # fmt: skip
+) -> RowPlan:  # fmt: skip
     slots, value_heads, value_dim, key_dim = ssm_states.shape
     requests = cache_indices.shape[0]
     states = None if fixed else requests * value_heads
@@ -144,7 +132,7 @@ def _planned_for(
         "TILES": tile.tiles,
         "HAS_OFFSETS": query_start_loc is not None,
     }
-    return Plan(
+    return RowPlan(
         Launch(decode_kernel, constants, num_warps=tile.warps),
         requests * value_heads * triton.cdiv(value_dim, tile.rows * tile.tiles),
         (1, tokens, value_heads, value_dim),

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from functools import partial
 from typing import TYPE_CHECKING
-from typing import NamedTuple
 
 import torch
 import triton
 
+from gdn.backends.triton._plan import RowPlan
 from gdn.backends.triton._replay_kernel import replay_kernel
 from gdn.backends.triton.launch import Launch
 from gdn.backends.triton.tuning import replay_tile
@@ -20,18 +20,6 @@ if TYPE_CHECKING:
 
     from gdn.binding import BindContext
     from gdn.ops import ReplayDecode
-
-
-class Plan(NamedTuple):
-    """What one signature needs to launch."""
-
-    launch: Launch
-    programs: int
-    shape: tuple[int, int, int, int]
-    dtype: torch.dtype
-    device: torch.device
-    scale: float
-    numbers: tuple[int, ...]
 
 
 def factory(context: BindContext) -> ReplayDecode:
@@ -66,7 +54,7 @@ def _plan(
     cache_indices: Tensor, ring_d: Tensor, ring_k: Tensor, ring_g: Tensor, cursors: Tensor, forced: Tensor | None,
     num_v_heads: int | None,
     head_v_dim: int | None, out: Tensor | None,
-) -> Plan:  # fmt: skip
+) -> RowPlan:  # fmt: skip
     check_replay_decode(
         mixed_qkv, a, b, A_log, dt_bias, ssm_states, cache_indices, ring_d, ring_k, ring_g, cursors, forced,
         num_v_heads, head_v_dim, out,
@@ -88,7 +76,7 @@ def _plan(
         "BL": max(triton.next_power_of_2(window), 2),
         "FORCED": forced is not None,
     }
-    return Plan(
+    return RowPlan(
         Launch(replay_kernel, constants, num_warps=tile.warps),
         rows * value_heads * triton.cdiv(value_dim, tile.rows * tile.tiles),
         (1, rows, value_heads, value_dim),
