@@ -45,7 +45,9 @@ logger = logging.getLogger("gdn.resolver")
 DeviceLike = Any
 """None, "cuda:1", a torch.device or a DeviceInfo."""
 
-_VARIABLE_NAMES = tuple(variable.name for variable in VARIABLES)
+_raw_environment: Mapping[Any, Any] = getattr(os.environ, "_data", os.environ)
+"""What os.environ wraps: its own `get` raises and catches a KeyError for each variable that isn't set."""
+_VARIABLE_KEYS = tuple(map(getattr(os.environ, "encodekey", str), (variable.name for variable in VARIABLES)))
 _cache: dict[Any, ResolvedTriple] = {}
 _lock = threading.RLock()
 
@@ -248,7 +250,7 @@ def _cache_key(
         require if require is None or isinstance(require, str) else tuple(require.items()),
         _frozen(prefer),
         exclude,
-        tuple(map(os.environ.get, _VARIABLE_NAMES)),
+        tuple(map(_raw_environment.get, _VARIABLE_KEYS)),
         registry.generation,
     )
     try:

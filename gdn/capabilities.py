@@ -33,7 +33,7 @@ SCHEMA_VERSION: Final = 1
 class Frozen(BaseModel):
     """Base of all manifest models: immutable, closed to unknown fields."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+    model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)
 
 
 def _as_tuple(value: Any) -> Any:
@@ -277,4 +277,11 @@ class BackendManifest(Frozen):
 
 def manifest_schema() -> dict[str, Any]:
     """The published JSON schema of `BackendManifest`."""
-    return BackendManifest.model_json_schema()
+    from gdn._attribute_docs import attribute_docs
+
+    schema = BackendManifest.model_json_schema()
+    models = {model.__name__: model for model in Frozen.__subclasses__()}
+    for name, definition in {**schema["$defs"], BackendManifest.__name__: schema}.items():
+        for field, text in attribute_docs(models[name]).items():
+            definition["properties"][field]["description"] = text
+    return schema

@@ -25,7 +25,7 @@ def dtype_name(value: Any) -> Any:
 class GdnConfig(BaseModel):
     """One Gated DeltaNet layer group as one rank sees it. Frozen, hashable, free of torch."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+    model_config = ConfigDict(frozen=True, extra="forbid")
 
     num_k_heads: int = Field(ge=1)
     """HK, key (and query) heads on this rank."""

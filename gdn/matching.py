@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from collections.abc import Iterator
+from functools import lru_cache
 from typing import Final
 
 from packaging.requirements import Requirement
@@ -70,14 +71,24 @@ def _device_reasons(row: CapabilityRow, device: DeviceInfo) -> Iterator[Reason]:
 
 def _requirement_reasons(row: CapabilityRow, installed: InstalledVersion) -> Iterator[Reason]:
     for text in row.requires:
-        requirement = Requirement(text)
+        requirement = _requirement(text)
         if requirement.marker is not None and not requirement.marker.evaluate():
             continue
         version = installed(requirement.name)
         if version is None:
             yield Reason("requires_missing", f"{requirement.name} is not installed, needs {text}")
-        elif not requirement.specifier.contains(version, prereleases=True):
+        elif not _satisfied(text, version):
             yield Reason("requires_version", f"{requirement.name} is {version}, needs {requirement.specifier}")
+
+
+@lru_cache(maxsize=256)
+def _requirement(text: str) -> Requirement:
+    return Requirement(text)
+
+
+@lru_cache(maxsize=256)
+def _satisfied(text: str, version: str) -> bool:
+    return _requirement(text).specifier.contains(version, prereleases=True)
 
 
 _STATELESS: Final = frozenset({"gating", "qkv_split", "conv_extend", "conv_update"})
