@@ -14,15 +14,15 @@ import gdn
 IMPORT_MS, EXPLAIN_MS, RESOLVE_US, VALIDATION_US = 100.0, 1.0, 5.0, 2.0
 
 
-def import_ms() -> float:
-    """Median time of `import gdn` in fresh processes, less that of an empty one."""
+def import_ms(code: str) -> float:
+    """Median time of `code` in fresh processes, less that of an empty one."""
 
     def run(code: str) -> float:
         start = time.perf_counter()
         subprocess.run([sys.executable, "-c", code], check=True)
         return (time.perf_counter() - start) * 1e3
 
-    return statistics.median(run("import gdn") for _ in range(9)) - statistics.median(run("") for _ in range(9))
+    return statistics.median(run(code) for _ in range(9)) - statistics.median(run("") for _ in range(9))
 
 
 def microseconds(function: Callable[[], object], number: int) -> float:
@@ -51,7 +51,8 @@ def main() -> None:
     config, device = gdn.presets()["qwen3-next-80b-a3b"], gdn.DeviceInfo.parse("sm90", cuda="13.0")
     gdn.explain(config, device=device)
     rows = [
-        ("import gdn, ms", import_ms(), IMPORT_MS),
+        ("import gdn, ms", import_ms("import gdn"), IMPORT_MS),
+        ("its first use, ms", import_ms("import gdn; gdn.resolve"), IMPORT_MS),
         ("explain, ms", microseconds(lambda: gdn.explain(config, device=device), 50) / 1e3, EXPLAIN_MS),
     ]
     try:

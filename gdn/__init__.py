@@ -4,37 +4,76 @@
 `gdn.explain(config)` says why, for any machine. Importing gdn imports no framework.
 """
 
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING
+from typing import Any
+from typing import Final
+
 from gdn._version import __version__
-from gdn.api import backends
-from gdn.api import clear_cache
-from gdn.api import explain
-from gdn.api import resolve
-from gdn.binding import BindContext
-from gdn.capabilities import BackendManifest
-from gdn.capabilities import CapabilityRow
-from gdn.config import GdnConfig
-from gdn.config import presets
-from gdn.device import DeviceInfo
-from gdn.device import detect_device
-from gdn.errors import BackendRefused
-from gdn.errors import ConfigError
-from gdn.errors import GdnError
-from gdn.errors import InputError
-from gdn.errors import InstallationError
-from gdn.errors import NoBackendError
-from gdn.errors import PluginError
-from gdn.errors import RequirementError
-from gdn.errors import ResolutionError
-from gdn.errors import UnknownBackendError
-from gdn.errors import UnknownDeviceError
-from gdn.hookspecs import GDN_PLUGIN_API
-from gdn.hookspecs import hookimpl
-from gdn.ops import ExtendResult
-from gdn.registry import BackendStatus
-from gdn.report import Rejection
-from gdn.report import ResolutionReport
-from gdn.triple import ResolvedTriple
-from gdn.types import StateContract
+
+if TYPE_CHECKING:
+    from gdn.api import backends
+    from gdn.api import clear_cache
+    from gdn.api import explain
+    from gdn.api import resolve
+    from gdn.binding import BindContext
+    from gdn.capabilities import BackendManifest
+    from gdn.capabilities import CapabilityRow
+    from gdn.config import GdnConfig
+    from gdn.config import presets
+    from gdn.device import DeviceInfo
+    from gdn.device import detect_device
+    from gdn.errors import BackendRefused
+    from gdn.errors import ConfigError
+    from gdn.errors import GdnError
+    from gdn.errors import InputError
+    from gdn.errors import InstallationError
+    from gdn.errors import NoBackendError
+    from gdn.errors import PluginError
+    from gdn.errors import RequirementError
+    from gdn.errors import ResolutionError
+    from gdn.errors import UnknownBackendError
+    from gdn.errors import UnknownDeviceError
+    from gdn.hookspecs import GDN_PLUGIN_API
+    from gdn.hookspecs import hookimpl
+    from gdn.ops import ExtendResult
+    from gdn.registry import BackendStatus
+    from gdn.report import Rejection
+    from gdn.report import ResolutionReport
+    from gdn.triple import ResolvedTriple
+    from gdn.types import StateContract
+
+_HOMES: Final = {
+    "gdn.api": ("backends", "clear_cache", "explain", "resolve"),
+    "gdn.binding": ("BindContext",),
+    "gdn.capabilities": ("BackendManifest", "CapabilityRow"),
+    "gdn.config": ("GdnConfig", "presets"),
+    "gdn.device": ("DeviceInfo", "detect_device"),
+    "gdn.errors": (
+        "BackendRefused",
+        "ConfigError",
+        "GdnError",
+        "InputError",
+        "InstallationError",
+        "NoBackendError",
+        "PluginError",
+        "RequirementError",
+        "ResolutionError",
+        "UnknownBackendError",
+        "UnknownDeviceError",
+    ),
+    "gdn.hookspecs": ("GDN_PLUGIN_API", "hookimpl"),
+    "gdn.ops": ("ExtendResult",),
+    "gdn.registry": ("BackendStatus",),
+    "gdn.report": ("Rejection", "ResolutionReport"),
+    "gdn.triple": ("ResolvedTriple",),
+    "gdn.types": ("StateContract",),
+}
+"""Where each public name lives. Modules are imported when one of their names is first used: `import gdn` stays cheap in
+programs that only pass it on.
+"""
 
 __all__ = [
     "GDN_PLUGIN_API",
@@ -69,3 +108,16 @@ __all__ = [
     "presets",
     "resolve",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    for home, names in _HOMES.items():
+        if name in names:
+            value = getattr(importlib.import_module(home), name)
+            globals()[name] = value
+            return value
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return __all__

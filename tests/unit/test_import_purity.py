@@ -27,6 +27,12 @@ def test_no_framework_is_imported(code):
     assert done.returncode == 0, done.stderr
 
 
+def test_every_public_name_is_there():
+    code = "import gdn; names = [getattr(gdn, n) for n in gdn.__all__]; assert dir(gdn) == sorted(gdn.__all__); gdn.nothing"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert done.stderr.splitlines()[-1] == "AttributeError: module 'gdn' has no attribute 'nothing'"
+
+
 def test_a_torch_that_fails_to_import_changes_nothing():
     code = """
 import sys, types
