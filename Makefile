@@ -1,8 +1,9 @@
 # The two commands of the README: `make run` and `make test`. Each sets up what it needs, once.
 PYTHON ?= python3
-# Pinned so that plain pip takes one build everywhere; on a GPU host this is PyTorch's CUDA build.
+# Pinned: plain pip then takes one build everywhere (on a GPU host PyTorch's CUDA build), and Triton's interpreter differs
+# between versions.
 TORCH ?= torch==2.13.0
-TRITON ?= triton>=3.4
+TRITON ?= triton==3.6.0
 PIN_THREADS := OMP_PROC_BIND=true OMP_PLACES="{0},{1}"
 
 VENV := .venv

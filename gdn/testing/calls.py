@@ -173,6 +173,8 @@ def _replay_decode(case: Case, make: TensorFactory) -> dict[str, Any]:
             rings[0][slot, :, :cursor] = make.normal(HV, cursor, V) * 0.5
             rings[1][slot, :, :cursor] = torch.nn.functional.normalize(make.normal(HK, cursor, K), dim=-1)
             decays[slot, :, :cursor] = -make.uniform(0.0, 1.0, HV, cursor)
+            if case.gates == "forgetting":
+                decays[slot, :, :cursor][:, 1::3] = -torch.inf
     arguments["replayssm_d"] = make.placed(rings[0], state)
     arguments["replayssm_k"] = make.placed(rings[1], state)
     arguments["replayssm_g"] = make.placed(decays, torch.float32)
@@ -227,7 +229,7 @@ def _verify(case: Case, make: TensorFactory) -> dict[str, Any]:
     rows = requests.count + 2
     buffer = make.placed(torch.full((rows, drafts + 1, heads.HV, heads.V, heads.K), CANARY), DTYPES[case.state])
     arguments["intermediate_states_buffer"] = buffer if case.buffer else None
-    order = make.permutation(rows)[: requests.count]
+    order = _buffer_rows(case, make, rows, requests.count)
     arguments["intermediate_state_indices"] = make.indices(order, case.index) if case.buffer else None
     arguments["cache_steps"] = drafts
     if case.tree:
@@ -292,7 +294,7 @@ def _conv_update(case: Case, make: TensorFactory) -> dict[str, Any]:
         buffer_rows = requests.count + 2
         window = torch.full((buffer_rows, drafts, dim, case.width - 1), CANARY)
         arguments["intermediate_conv_window"] = make.placed(window, DTYPES[case.conv_state or case.activation])
-        order = make.permutation(buffer_rows)[: requests.count]
+        order = _buffer_rows(case, make, buffer_rows, requests.count)
         arguments["intermediate_state_indices"] = make.indices(order, case.index)
     if case.tree:
         links = [_random_links(drafts, make) for _ in range(requests.count)]
@@ -302,6 +304,12 @@ def _conv_update(case: Case, make: TensorFactory) -> dict[str, Any]:
             arguments[name] = torch.tensor(table, dtype=dtype).reshape(requests.count, drafts).to(make.device)
         arguments["retrieve_parent_token"] = torch.full_like(arguments["retrieve_next_token"], 77)
     return arguments
+
+
+def _buffer_rows(case: Case, make: TensorFactory, rows: int, count: int) -> list[int]:
+    """Distinct rows of a buffer; in a case of rows outside, the first two requests name -1 and the row past the end."""
+    order = make.permutation(rows)[:count]
+    return [-1, rows, *order[2:]][:count] if case.rows_outside else order
 
 
 def _random_links(drafts: int, make: TensorFactory) -> tuple[list[int], list[int]]:

@@ -63,6 +63,8 @@ class Case:
     drafts: int = 4
     buffer: bool = True
     """verify and conv_update get buffers for what holds after each draft."""
+    rows_outside: bool = False
+    """The first two requests name buffer rows that don't exist."""
     tree: bool = False
     chunk_states: bool = False
     snapshots: tuple[int, ...] | None = None

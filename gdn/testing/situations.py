@@ -39,6 +39,7 @@ SITUATIONS: Final[dict[str, tuple[Case, ...]]] = {
         _PLAIN.but("every-position", lengths=(1,) * 8, ring=8),
         _PLAIN.but("forced", lengths=(1,) * 6, ring=16, cursors=(0, 1, 15, 14, 5, 0), forced=(1, 0, 0, 1, 1, 0)),
         _PLAIN.but("ring-of-one", ring=1),
+        _PLAIN.but("forgetting-ring", ring=8, gates="forgetting", lengths=(1,) * 8),
         _PLAIN.but("ring-of-two", ring=2, slots=(1, -1, 0)),
     ),
     "extend": (
@@ -69,6 +70,7 @@ SITUATIONS: Final[dict[str, tuple[Case, ...]]] = {
             _PLAIN.but("padded", lengths=_DRAFTS, slots=(2, -1, 0, 99, 1), tail=2),
             _PLAIN.but("views", lengths=_DRAFTS, views=True, slot_gap=24, index="int64"),
             _PLAIN.but("unbuffered", lengths=_DRAFTS, buffer=False, out=True),
+            _PLAIN.but("rows-outside", lengths=_DRAFTS, rows_outside=True),
             _PLAIN.but("nobody", lengths=()),
             _PLAIN.but("strong", lengths=_DRAFTS, gates="strong", parameters="activation"),
             _PLAIN.but("ratio-3", lengths=_DRAFTS, heads=Heads(2, 6, 32, 64)),
@@ -82,6 +84,7 @@ SITUATIONS: Final[dict[str, tuple[Case, ...]]] = {
             _PLAIN.but("padded", lengths=(7, 7, 3), slots=(2, -1, 0), tail=2),
             _PLAIN.but("views", lengths=(7, 6), views=True, slot_gap=24, index="int64"),
             _PLAIN.but("unbuffered", lengths=(7, 4), buffer=False, out=True),
+            _PLAIN.but("rows-outside", lengths=(7, 6, 5), rows_outside=True),
             _PLAIN.but("wide", lengths=(7, 7), heads=Heads(1, 2, 128, 128)),
         )
     ),
@@ -109,6 +112,7 @@ SITUATIONS: Final[dict[str, tuple[Case, ...]]] = {
         _PLAIN.but("width-2", drafts=3, width=2),
         _PLAIN.but("width-8", drafts=4, width=8, act="swish"),
         _PLAIN.but("tree", drafts=8, tree=True, lengths=(1,) * 5),
+        _PLAIN.but("rows-outside", drafts=3, rows_outside=True),
         _PLAIN.but("tree-padded", drafts=4, tree=True, slots=(0, -1, 2), buffer=False, index="int64"),
         _PLAIN.but("tree-views", drafts=6, tree=True, views=True, slot_gap=5),
         _PLAIN.but("nobody", drafts=1, buffer=False, lengths=()),

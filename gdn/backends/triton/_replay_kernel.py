@@ -55,7 +55,8 @@ def replay_kernel(
     ).to(tl.float32)
     decays = tl.load(g_base + entries, mask=held, other=0.0)
     total = tl.sum(decays, 0)
-    weights = tl.where(held, tl.exp(tl.minimum(total - tl.cumsum(decays, 0), 0.0)), 0.0)
+    later = tl.load(g_base + entries + 1, mask=entries + 1 < length, other=0.0)
+    weights = tl.where(held, tl.exp(tl.cumsum(later, 0, reverse=True)), 0.0)
 
     source = mixed_qkv + row * token_stride
     query = load_row(source + key_head * K * column_stride, columns, column_stride, K, BK)

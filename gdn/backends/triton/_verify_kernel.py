@@ -37,6 +37,27 @@ def _is_ancestor(links, ancestor, draft, stride):
     return at == ancestor
 
 
+@triton.jit
+def _state_after(
+    source, inside, wanted, links, parent_draft, q_base, k_base, v_base, a_base, b_base, A_log, dt_bias, scale,
+    columns, value_inside, q_token, q_dim, k_token, k_dim, v_token, a_token, b_token, K: tl.constexpr, BK: tl.constexpr,
+):  # fmt: skip
+    """State after draft `wanted` and its output, by walking from the slot's state along the draft's ancestors."""
+    state = tl.load(source, mask=inside, other=0.0).to(tl.float32)
+    output = tl.sum(state, 1) * 0.0
+    draft = 0
+    while draft <= wanted:
+        if _is_ancestor(links, draft, wanted, parent_draft):
+            query = load_row(q_base + draft * q_token, columns, q_dim, K, BK)
+            key = load_row(k_base + draft * k_token, columns, k_dim, K, BK)
+            value = tl.load(v_base + draft * v_token, mask=value_inside, other=0.0)
+            g, beta = gates(a_base + draft * a_token, b_base + draft * b_token, A_log, dt_bias)
+            q_factor, k_factor, overlap = token_factors(query, key, scale)
+            state, output = step(state, query, key, value.to(tl.float32), tl.exp(g), beta, q_factor, k_factor, overlap)
+        draft += 1
+    return state, output
+
+
 @triton.jit(do_not_specialize=["num_slots", "num_tokens", "num_requests", "num_rows", "steps"])
 def verify_kernel(
     q, k, v, a, b, A_log, dt_bias, states, indices, offsets, buffer, buffer_rows, parents, out,
@@ -66,12 +87,15 @@ def verify_kernel(
     first = tl.maximum(tl.load(offsets + request * offset_stride).to(tl.int64), 0)
     last = tl.minimum(tl.load(offsets + (request + 1) * offset_stride).to(tl.int64), num_tokens)
     slot, exists = slot_of(indices, request * index_stride, num_slots)
+    if request == 0:
+        _zero_rows(target, first * 0, tl.minimum(first, num_tokens), HV * V, rows, V, BV, TILES)
     if request == num_requests - 1:
         _zero_rows(target, last, num_tokens, HV * V, rows, V, BV, TILES)
     if not exists:
         _zero_rows(target, first, last, HV * V, rows, V, BV, TILES)
         return
     length = tl.minimum(last - first, steps).to(tl.int32)
+    _zero_rows(target, first + tl.maximum(length, 0), last, HV * V, rows, V, BV, TILES)
     if length <= 0:
         return
 
@@ -89,6 +113,23 @@ def verify_kernel(
     q_base = q + first * q_token + key_head * q_head
     k_base = k + first * k_token + key_head * k_head
     v_base = v + first * v_token + head * v_head + rows * v_dim
+
+    if TREE:
+        if not kept:
+            draft = 0
+            while draft < length:
+                for tile in tl.static_range(TILES):
+                    here = rows + tile * BV
+                    _, output = _state_after(
+                        source + tile * (BV * K), (here < V)[:, None] & column_inside, draft, links, parent_draft,
+                        q_base, k_base, v_base + tile * BV * v_dim, a + first * a_token + head * a_head,
+                        b + first * b_token + head * b_head, A_log + head * A_log_head, dt_bias + head * dt_bias_head,
+                        scale, columns, here < V, q_token, q_dim, k_token, k_dim, v_token, a_token, b_token, K, BK,
+                    )  # fmt: skip
+                    row_out = target + (first + draft) * (HV * V) + here
+                    tl.store(row_out, output.to(out.dtype.element_ty), mask=here < V)
+                draft += 1
+            return
 
     start = 0
     while start < length:
@@ -158,6 +199,8 @@ def unbuffered_tree_kernel(
 
     first = tl.maximum(tl.load(offsets + request * offset_stride).to(tl.int64), 0)
     last = tl.minimum(tl.load(offsets + (request + 1) * offset_stride).to(tl.int64), num_tokens)
+    if (request == 0) & (wanted == 0):
+        _zero_rows(target, first * 0, tl.minimum(first, num_tokens), HV * V, rows, V, BV, 1)
     if (request == num_requests - 1) & (wanted == 0):
         _zero_rows(target, last, num_tokens, HV * V, rows, V, BV, 1)
     if wanted >= last - first:

@@ -50,7 +50,7 @@ def factory(context: BindContext) -> Verify:
         intermediate_state_indices: Tensor | None, cache_steps: int, retrieve_parent_token: Tensor | None = None,
         scale: float | None = None, out: Tensor | None = None,
     ) -> Tensor:  # fmt: skip
-        """See `gdn.ops.Verify`. Drafts beyond `cache_steps` are not computed."""
+        """See `gdn.ops.Verify`. Rows of drafts beyond `cache_steps` are zeros."""
         plan = plans(
             A_log, dt_bias, q, k, v, a, b, ssm_states, cache_indices, query_start_loc, intermediate_states_buffer,
             intermediate_state_indices, cache_steps, retrieve_parent_token, out,
