@@ -49,6 +49,8 @@ _raw_environment: Mapping[Any, Any] = getattr(os.environ, "_data", os.environ)
 """What os.environ wraps: its own `get` raises and catches a KeyError for each variable that isn't set."""
 _VARIABLE_KEYS = tuple(map(getattr(os.environ, "encodekey", str), (variable.name for variable in VARIABLES)))
 _cache: dict[Any, ResolvedTriple] = {}
+_reports: dict[Any, ResolutionReport] = {}
+_MOST_REPORTS = 1024
 _lock = threading.RLock()
 
 
@@ -109,8 +111,20 @@ def explain(
         assume_installed: requirements such as "flashinfer-python==0.7.4" to take as installed.
     """
     registry = get_registry()
+    exclude = (exclude,) if isinstance(exclude, str) else tuple(exclude)
+    if prefer is not None and not isinstance(prefer, str | Mapping):
+        prefer = tuple(prefer)
+    assumed = tuple(assume_installed)
+    key = _cache_key(config, device, require, prefer, exclude, registry)
+    if key is not None and (report := _reports.get((key, assumed))) is not None:
+        return report
     selection = _selection(registry, require, prefer, exclude)
-    return explain_facts(_as_config(config), as_device(device), _facts(registry, selection, assume_installed))
+    report = explain_facts(_as_config(config), as_device(device), _facts(registry, selection, assumed))
+    if key is not None:
+        if len(_reports) >= _MOST_REPORTS:
+            _reports.clear()
+        _reports[key, assumed] = report
+    return report
 
 
 def backends() -> tuple[BackendStatus, ...]:
@@ -122,6 +136,7 @@ def clear_cache() -> None:
     """Forget resolved triples and detected devices. For tests, and after installing packages at run time."""
     with _lock:
         _cache.clear()
+        _reports.clear()
         _detected.clear()
         installed_version.cache_clear()
 

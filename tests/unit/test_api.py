@@ -99,6 +99,20 @@ def test_equal_calls_share_a_triple_and_different_ones_do_not(install, monkeypat
     assert resolve() is first
 
 
+def test_equal_questions_share_a_report_and_different_ones_do_not(install, monkeypatch):
+    install(backend("one", rows()), backend("two", rows(requires=["acme>=3"])))
+    first = gdn.explain(CONFIG, device="cpu")
+    assert gdn.explain(CONFIG, device="cpu") is first
+    assumed = gdn.explain(CONFIG, device="cpu", assume_installed=["acme==3.0"], prefer=["two"])
+    assert assumed.chosen["decode"] == "two"
+    assert gdn.explain(CONFIG, device="cpu", prefer=["two"]).chosen["decode"] == "one"
+    monkeypatch.setenv("GDN_DISABLE_BACKENDS", "one")
+    assert gdn.explain(CONFIG, device="cpu").chosen["decode"] is None
+    gdn.clear_cache()
+    monkeypatch.delenv("GDN_DISABLE_BACKENDS")
+    assert gdn.explain(CONFIG, device="cpu") is not first
+
+
 def test_threads_get_one_triple_and_one_log_line(install, caplog):
     install(backend("one", rows()))
     barrier, triples = threading.Barrier(8), []
