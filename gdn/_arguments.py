@@ -42,7 +42,7 @@ class Arguments:
         Args:
             name: the argument's name.
             value: the argument.
-            shape: symbols and numbers by axis, such as "1 T HK K"; ">=D" asks for at least D, "_" for anything.
+            shape: symbols and numbers by axis, such as "1 T HK K"; ">=D" asks for at least D.
             dtypes: what is accepted.
             inner: how many of the last axes must be laid out contiguously.
             contiguous: all of them.
@@ -82,8 +82,6 @@ class Arguments:
         if len(got) != len(symbols):
             refuse(name, f"{len(symbols)} axes {self._spelled(symbols)}", f"{len(got)} axes {got}")
         for size, symbol in zip(got, symbols, strict=True):
-            if symbol == "_":
-                continue
             if symbol.startswith(">="):
                 fits = size >= self._size(symbol[2:])
             elif symbol.isdigit() or symbol in self.sizes:

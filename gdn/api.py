@@ -79,9 +79,7 @@ def resolve(
         UnknownBackendError, UnknownDeviceError, ConfigError: a name or a combination that makes no sense.
     """
     registry = get_registry()
-    exclude = (exclude,) if isinstance(exclude, str) else tuple(exclude)
-    if prefer is not None and not isinstance(prefer, str | Mapping):
-        prefer = tuple(prefer)
+    prefer, exclude = _hashable(prefer, exclude)
     key = _cache_key(config, device, require, prefer, exclude, registry)
     if key is not None and (triple := _cache.get(key)) is not None:
         return triple
@@ -111,9 +109,7 @@ def explain(
         assume_installed: requirements such as "flashinfer-python==0.7.4" to take as installed.
     """
     registry = get_registry()
-    exclude = (exclude,) if isinstance(exclude, str) else tuple(exclude)
-    if prefer is not None and not isinstance(prefer, str | Mapping):
-        prefer = tuple(prefer)
+    prefer, exclude = _hashable(prefer, exclude)
     assumed = tuple(assume_installed)
     key = _cache_key(config, device, require, prefer, exclude, registry)
     if key is not None and (report := _reports.get((key, assumed))) is not None:
@@ -273,6 +269,13 @@ def _cache_key(
     except TypeError:
         return None
     return key
+
+
+def _hashable(prefer: Prefer, exclude: str | Iterable[str]) -> tuple[Prefer, tuple[str, ...]]:
+    """Names in order as tuples, read once: the caller may have given iterators."""
+    if prefer is not None and not isinstance(prefer, str | Mapping):
+        prefer = tuple(prefer)
+    return prefer, (exclude,) if isinstance(exclude, str) else tuple(exclude)
 
 
 def _frozen(prefer: Prefer) -> Any:

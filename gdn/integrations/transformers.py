@@ -156,10 +156,10 @@ class _Functions:
         q, k, v = (x.reshape(1, batch * steps, *x.shape[2:]) for x in (query, key, value))
         slots, offsets = _packing(sequences, steps, value.device)
         if steps == 1 and cu_seqlens is None:
-            one = g.new_zeros(value_heads)
+            zeros = g.new_zeros(value_heads)
             a, b = _inverse_gates(g.reshape(batch, -1).float(), beta.reshape(batch, -1).float())
             out = self._triple.decode(
-                q, k, v, a, b, A_log=one, dt_bias=one, ssm_states=pool, cache_indices=slots
+                q, k, v, a, b, A_log=zeros, dt_bias=zeros, ssm_states=pool, cache_indices=slots
             )  # fmt: skip
         else:
             g, beta = (x.reshape(1, batch * steps, -1).float() for x in (g, beta))

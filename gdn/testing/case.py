@@ -28,6 +28,18 @@ class Heads(NamedTuple):
         """Columns of packed rows."""
         return 2 * self.HK * self.K + self.HV * self.V
 
+    def config(self, activation: DType, state: DType, **changes: Any) -> GdnConfig:
+        """A config of these heads and dtypes."""
+        fields: dict[str, Any] = {
+            "num_k_heads": self.HK,
+            "num_v_heads": self.HV,
+            "head_k_dim": self.K,
+            "head_v_dim": self.V,
+            "activation_dtype": activation,
+            "state_dtype": state,
+        }
+        return GdnConfig(**{**fields, **changes})
+
 
 _HEADS: Final = Heads(2, 4, 32, 48)
 
@@ -89,14 +101,5 @@ class Case:
 
     def config(self, **changes: Any) -> GdnConfig:
         """A config whose triple serves this case."""
-        fields: dict[str, Any] = {
-            "num_k_heads": self.heads.HK,
-            "num_v_heads": self.heads.HV,
-            "head_k_dim": self.heads.K,
-            "head_v_dim": self.heads.V,
-            "conv_kernel_size": self.width,
-            "activation_dtype": self.activation,
-            "state_dtype": self.state,
-            "strided_state": self.slot_gap > 0,
-        }
-        return GdnConfig(**{**fields, **changes})
+        fields = {"conv_kernel_size": self.width, "strided_state": self.slot_gap > 0, **changes}
+        return self.heads.config(self.activation, self.state, **fields)

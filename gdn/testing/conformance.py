@@ -22,6 +22,7 @@ from typing import ClassVar
 import pytest
 import torch
 
+from gdn.api import explain
 from gdn.capabilities import BackendManifest
 from gdn.errors import InputError
 from gdn.reasons import REASON_CODES
@@ -128,8 +129,6 @@ class BackendConformance(FieldCases, Algebra, GraphCapture):
     @settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
     @given(config=any_config())
     def test_any_config_is_served_or_refused_with_reasons(self, config: Any) -> None:
-        from gdn.api import explain
-
         report = explain(config, device=self.device_info())
         for operation in OPERATIONS:
             if report.chosen.get(operation) == self.backend or self.bind(operation, config) is not None:

@@ -41,15 +41,7 @@ class Geometry:
     state: DType
 
     def config(self, **changes: Any) -> GdnConfig:
-        fields: dict[str, Any] = {
-            "num_k_heads": self.heads.HK,
-            "num_v_heads": self.heads.HV,
-            "head_k_dim": self.heads.K,
-            "head_v_dim": self.heads.V,
-            "activation_dtype": self.activation,
-            "state_dtype": self.state,
-        }
-        return GdnConfig(**{**fields, **changes})
+        return self.heads.config(self.activation, self.state, **changes)
 
 
 @dataclass(frozen=True)
@@ -181,12 +173,22 @@ class Harness:
                 g = log_decay(tokens.A_log.cpu(), tokens.a.cpu(), tokens.dt_bias.cpu()).float().to(q.device)
                 beta = torch.sigmoid(tokens.b.double()).float()
                 common["query_start_loc"] = self.tensor(offsets)
-                return function(q, k, v, options.get("g", g[None]), beta[None], **common)
+                return function(q, k, v, g[None], beta[None], **common)
         common["query_start_loc"] = self.tensor(offsets)
         common.setdefault("cache_steps", max((b - a for a, b in itertools.pairwise(offsets)), default=1) or 1)
         common.setdefault("intermediate_states_buffer", None)
         common.setdefault("intermediate_state_indices", None)
         return function(q=q, k=k, v=v, a=tokens.a, b=tokens.b, **gates, **common)
+
+    def state_after(self, operation: Operation, geometry: Geometry, tokens: Tokens, pool: Tensor) -> Tensor:
+        """State `[HV, V, K]` of slot 0 after one token; verify leaves it in its buffer, the others in the pool."""
+        if operation != "verify":
+            self.run(operation, geometry, tokens, pool, [0])
+            return pool[0]
+        buffer = pool.new_zeros((1, 1, *pool.shape[1:]))
+        kept: dict[str, Any] = {"intermediate_states_buffer": buffer, "intermediate_state_indices": self.tensor([0])}
+        self.run(operation, geometry, tokens, pool, [0], **kept)
+        return buffer[0, 0]
 
 
 @functools.cache

@@ -108,10 +108,11 @@ def _in_child(
         reader.start()
     try:
         for operation in operations:
-            result = _next_result(backend, operation, config, child, lines, errors, timeout)
-            yield result
-            if result.worst_error == float("inf") and result.detail.startswith(_LOST):
+            answer = _next_answer(child, lines, errors, timeout)
+            if isinstance(answer, str):
+                yield _failed(backend, operation, config, f"lost: {answer}")
                 return
+            yield answer
     finally:
         child.kill()
         child.wait()
@@ -121,15 +122,11 @@ def _in_child(
             stream.close()
 
 
-_LOST = "lost: "
-
-
-def _next_result(
-    backend: str, operation: str, config: GdnConfig, child: subprocess.Popen[str], lines: queue.Queue[str | None],
-    errors: list[str], timeout: float,
-) -> SelfTestResult:  # fmt: skip
+def _next_answer(
+    child: subprocess.Popen[str], lines: queue.Queue[str | None], errors: list[str], timeout: float
+) -> SelfTestResult | str:
+    """The child's next result, or why none will come."""
     deadline = time.monotonic() + timeout
-    why = f"{_LOST}no answer within {timeout:.0f} s"
     while time.monotonic() < deadline:
         try:
             line = lines.get(timeout=max(deadline - time.monotonic(), 0.01))
@@ -138,10 +135,13 @@ def _next_result(
         if line is None:
             time.sleep(0.2)
             said = next((text.strip() for text in reversed(errors) if text and text.strip()), "no message")
-            why = f"{_LOST}the process ended with code {child.wait()}: {said}"
-            break
+            return f"the process ended with code {child.wait()}: {said}"
         if line.startswith('{"backend"'):
             return SelfTestResult(**json.loads(line))
+    return f"no answer within {timeout:.0f} s"
+
+
+def _failed(backend: str, operation: str, config: GdnConfig, why: str) -> SelfTestResult:
     return SelfTestResult(backend, operation, _dtypes(config), float("inf"), 0.0, False, why)
 
 
@@ -187,8 +187,7 @@ def _main(task: dict[str, Any]) -> None:
         try:
             result = compare_operation(task["backend"], operation, config, device)
         except Exception as error:  # a backend's own failure is this operation's result
-            why = f"{type(error).__name__}: {error}"
-            result = SelfTestResult(task["backend"], operation, _dtypes(config), float("inf"), 0.0, False, why)
+            result = _failed(task["backend"], operation, config, f"{type(error).__name__}: {error}")
         print(json.dumps(asdict(result)), flush=True)
 
 

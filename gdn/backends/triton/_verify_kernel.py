@@ -203,6 +203,8 @@ def unbuffered_tree_kernel(
         _zero_rows(target, first * 0, tl.minimum(first, num_tokens), HV * V, rows, V, BV, 1)
     if (request == num_requests - 1) & (wanted == 0):
         _zero_rows(target, last, num_tokens, HV * V, rows, V, BV, 1)
+    if wanted == 0:
+        _zero_rows(target, first + tl.num_programs(1), last, HV * V, rows, V, BV, 1)
     if wanted >= last - first:
         return
     slot, exists = slot_of(indices, request * index_stride, num_slots)
@@ -211,21 +213,13 @@ def unbuffered_tree_kernel(
         return
 
     source = states + slot * state_slot + rows[:, None] * K + columns[None, :] + head * (V * K)
-    state = tl.load(source, mask=inside, other=0.0).to(tl.float32)
-    output = tl.zeros([BV], tl.float32)
-    draft = 0
-    while draft <= wanted:
-        if _is_ancestor(parents + request * parent_request, draft, wanted, parent_draft):
-            token = first + draft
-            query = load_row(q + token * q_token + key_head * q_head, columns, q_dim, K, BK)
-            key = load_row(k + token * k_token + key_head * k_head, columns, k_dim, K, BK)
-            value = tl.load(v + token * v_token + head * v_head + rows * v_dim, mask=rows < V, other=0.0)
-            g, beta = gates(
-                a + token * a_token + head * a_head, b + token * b_token + head * b_head,
-                A_log + head * A_log_head, dt_bias + head * dt_bias_head,
-            )  # fmt: skip
-            q_factor, k_factor, overlap = token_factors(query, key, scale)
-            state, output = step(state, query, key, value.to(tl.float32), tl.exp(g), beta, q_factor, k_factor, overlap)
-        draft += 1
+    _, output = _state_after(
+        source, inside, wanted, parents + request * parent_request, parent_draft,
+        q + first * q_token + key_head * q_head, k + first * k_token + key_head * k_head,
+        v + first * v_token + head * v_head + rows * v_dim,
+        a + first * a_token + head * a_head, b + first * b_token + head * b_head, A_log + head * A_log_head,
+        dt_bias + head * dt_bias_head, scale, columns, rows < V, q_token, q_dim, k_token, k_dim, v_token, a_token,
+        b_token, K, BK,
+    )  # fmt: skip
     row_out = target + (first + wanted) * (HV * V) + rows
     tl.store(row_out, output.to(out.dtype.element_ty), mask=rows < V)

@@ -13,6 +13,7 @@ from gdn.backends.triton._conv_extend_kernel import conv_extend_kernel
 from gdn.backends.triton._conv_update_kernel import conv_draft_kernel
 from gdn.backends.triton._conv_update_kernel import conv_step_kernel
 from gdn.backends.triton.launch import Launch
+from gdn.backends.triton.tuning import first_that_fits
 from gdn.signature import planned
 from gdn.validation import check_conv_extend
 from gdn.validation import check_conv_update
@@ -160,7 +161,7 @@ def _plan_update(
     shared = (*weight.stride(), *_strides(bias, 1), *conv_state.stride(), *_strides(slots, 1))
     counts = (conv_state.shape[0], 0 if windows is None else windows.shape[0])
     if not on_drafts:
-        tile = next(tile for most, tile in STEP_TILES if most is None or requests <= most)
+        tile = first_that_fits(STEP_TILES, requests)
         block_dim = _block_dim(tile, dim)
         numbers = (
             requests, *counts, dim, *x_strides[:2], *out_strides[:2], *shared,

@@ -7,6 +7,8 @@ from typing import NamedTuple
 
 import triton
 
+from gdn.backends.triton.tuning import first_that_fits
+
 
 class ExtendTile(NamedTuple):
     """Rows of one head's state in one program of the state kernel, warps and stages of both kernels."""
@@ -38,5 +40,5 @@ def extend_tile(states: int | None, key_dim: int, value_dim: int, operand_bytes:
     elif shared_memory < 160 << 10:
         tile = _SMALL_MEMORY
     else:
-        tile = next(t for most, t in _TABLE if most is None or (states is not None and states <= most))
+        tile = first_that_fits(_TABLE, states)
     return tile._replace(rows=max(min(tile.rows, triton.next_power_of_2(value_dim)), 16))

@@ -52,8 +52,7 @@ def factory(context: BindContext) -> ReplayDecode:
 def _plan(
     fixed: bool, mixed_qkv: Tensor, a: Tensor, b: Tensor, A_log: Tensor, dt_bias: Tensor, ssm_states: Tensor,
     cache_indices: Tensor, ring_d: Tensor, ring_k: Tensor, ring_g: Tensor, cursors: Tensor, forced: Tensor | None,
-    num_v_heads: int | None,
-    head_v_dim: int | None, out: Tensor | None,
+    num_v_heads: int | None, head_v_dim: int | None, out: Tensor | None,
 ) -> RowPlan:  # fmt: skip
     check_replay_decode(
         mixed_qkv, a, b, A_log, dt_bias, ssm_states, cache_indices, ring_d, ring_k, ring_g, cursors, forced,

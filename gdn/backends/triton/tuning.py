@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Final
 from typing import NamedTuple
+from typing import TypeVar
 
 import triton
+
+Row = TypeVar("Row")
 
 
 class Tile(NamedTuple):
@@ -54,8 +58,13 @@ def replay_tile(states: int | None, state_bytes: int, value_dim: int, key_dim: i
     return _fitted(_REPLAY[state_bytes], states, value_dim, key_dim)
 
 
+def first_that_fits(table: Sequence[tuple[int | None, Row]], size: int | None) -> Row:
+    """The first row whose largest size holds `size`; the last one, for any size, where `size` is None."""
+    return next(row for most, row in table if most is None or (size is not None and size <= most))
+
+
 def _fitted(table: Table, states: int | None, value_dim: int, key_dim: int) -> Tile:
-    tile = next(tile for most, tile in table if most is None or (states is not None and states <= most))
+    tile = first_that_fits(table, states)
     padded_keys = triton.next_power_of_2(key_dim)
     rows = min(tile.rows, triton.next_power_of_2(value_dim), max(LARGEST_TILE // padded_keys, 1))
     tiles = min(tile.tiles, triton.cdiv(value_dim, rows))

@@ -10,6 +10,8 @@ import torch
 
 from gdn.testing.compare import relative_error
 from gdn.testing.harness import Harness
+from gdn.testing.reference.projection import log_decay
+from gdn.testing.reference.recurrence import Tokens as Exact
 from gdn.testing.tensors import DTYPES
 
 
@@ -24,12 +26,7 @@ class GateCases(Harness):
             tokens = self.basis_tokens(geometry, 1, decay=False)
             tokens = replace(tokens, b=torch.full_like(tokens.b, b))
             pool = self.pool(geometry, 1)
-            buffer = pool.new_zeros((1, 1, *pool.shape[1:]))
-            options = {}
-            if operation == "verify":
-                options = {"intermediate_states_buffer": buffer, "intermediate_state_indices": self.tensor([0])}
-            self.run(operation, geometry, tokens, pool, [0], **options)  # type: ignore[arg-type]
-            state = buffer[0, 0] if operation == "verify" else pool[0]
+            state = self.state_after(operation, geometry, tokens, pool)  # type: ignore[arg-type]
             assert float(state[0, 0, 0]) == pytest.approx(expected, rel=2e-6)
 
     @pytest.mark.parametrize("b", [0.5, -0.5])
@@ -49,9 +46,6 @@ class GateCases(Harness):
         tokens = self.random_tokens(geometry, 1000)
         for token in range(1000):
             self.run("decode", geometry, tokens.rows(token, token + 1), pool, [0])
-        from gdn.testing.reference.projection import log_decay
-        from gdn.testing.reference.recurrence import Tokens as Exact
-
         cpu = {name: getattr(tokens, name).cpu() for name in ("q", "k", "v", "a", "b", "A_log", "dt_bias")}
         g, beta = log_decay(cpu["A_log"], cpu["a"], cpu["dt_bias"]), torch.sigmoid(cpu["b"].double())
         steps = Exact(cpu["q"], cpu["k"], cpu["v"], g, beta, None)

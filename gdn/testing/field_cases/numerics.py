@@ -113,12 +113,7 @@ class NumericCases(Harness):
             tokens = replace(tokens, v=torch.zeros_like(tokens.v), b=torch.zeros_like(tokens.b))
             pool = self.pool(geometry, 1)
             pool[0, 0, :, 0] = 8.0
-            buffer = pool.new_zeros((1, 1, *pool.shape[1:]))
-            options = {}
-            if operation == "verify":
-                options = {"intermediate_states_buffer": buffer, "intermediate_state_indices": self.tensor([0])}
-            self.run(operation, geometry, tokens, pool, [0], **options)  # type: ignore[arg-type]
-            state = buffer[0, 0] if operation == "verify" else pool[0]
+            state = self.state_after(operation, geometry, tokens, pool)  # type: ignore[arg-type]
             assert state[0, :, 0].float().cpu().tolist() == pytest.approx([2.0] * geometry.heads.V, rel=1e-2)
 
     @pytest.mark.parametrize("length", [5, 64, 65, 130])

@@ -42,3 +42,13 @@ POINTS = [
 @pytest.mark.parametrize(("operation", "case"), POINTS)
 def test_matches_the_reference(operation, case):
     assert_matches(FUNCTIONS[operation], build_call(operation, case, seed=0))
+
+
+@pytest.mark.parametrize("operation", ["verify", "tree_verify"])
+@pytest.mark.parametrize("buffer", [True, False])
+def test_rows_of_drafts_beyond_cache_steps_are_zeros(operation, buffer):
+    case = SITUATIONS["verify"][0].but(drafts=5, lengths=(5, 2), buffer=buffer, out=True)
+    arguments = build_call(operation, case, seed=0).arguments
+    out = FUNCTIONS[operation](**{**arguments, "cache_steps": 3})
+    assert bool((out[0, 3:5] == 0).all())
+    assert bool((out[0, [0, 1, 2, 5, 6]] != 0).any(dim=(1, 2)).all())
