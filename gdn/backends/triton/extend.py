@@ -13,6 +13,7 @@ import triton.language as tl
 
 from gdn.backends.triton._extend_prepare_kernel import prepare_kernel
 from gdn.backends.triton._extend_state_kernel import state_kernel
+from gdn.backends.triton.dots import chunk_precision
 from gdn.backends.triton.extend_tuning import extend_tile
 from gdn.backends.triton.launch import Launch
 from gdn.ops import ExtendResult
@@ -40,7 +41,6 @@ class Plan(NamedTuple):
     prepare: Launch
     walk: Launch
     chunks: int
-    key_heads: int
     programs: int
     scale: float
     prepare_numbers: tuple[int, ...]
@@ -57,13 +57,13 @@ def factory(context: BindContext) -> Extend:
         return_chunk_states: bool = False, snapshot_chunks: Tensor | None = None, snapshot_slots: Tensor | None = None,
         seq_lens_cpu: Sequence[int] | None = None,
     ) -> ExtendResult:  # fmt: skip
-        """See `gdn.ops.Extend`. Takes scratch of 4*HK*K + 4*64*HV bytes a token in 16-bit dtypes."""
+        """See `gdn.ops.Extend`. Takes scratch of 272*HV bytes a token in 16-bit dtypes."""
         plan = plans(
             q, k, v, g, beta, ssm_states, cache_indices, query_start_loc, out, snapshot_chunks, snapshot_slots,
             bool(return_chunk_states),
         )  # fmt: skip
         check_seq_lens(seq_lens_cpu, query_start_loc)
-        tokens, value_heads = v.shape[1], v.shape[2]
+        value_heads = v.shape[2]
         if out is None:
             out = torch.empty(v.shape, dtype=v.dtype, device=v.device)
         entering, starts = None, None
@@ -71,20 +71,18 @@ def factory(context: BindContext) -> Extend:
             entering, starts = _chunk_states(ssm_states, query_start_loc, seq_lens_cpu)
         if plan.programs == 0:
             return ExtendResult(out.zero_(), None, entering)
-        scale = plan.scale if scale is None else scale
-        unit = v.new_empty(2, tokens, plan.key_heads, k.shape[3])
         matrices = v.new_empty(2, plan.chunks, value_heads, CHUNK, CHUNK)
-        decays = torch.empty((plan.chunks, value_heads, 2, CHUNK), dtype=torch.float32, device=v.device)
-        unit_q, unit_k = unit.unbind(0)
+        factors = torch.empty((plan.chunks, value_heads, 4, CHUNK), dtype=torch.float32, device=v.device)
         solve, attend = matrices.unbind(0)
         plan.prepare(
-            plan.chunks, plan.key_heads, 1,
-            q, k, g, beta, query_start_loc, unit_q, unit_k, solve, attend, decays, scale, *plan.prepare_numbers,
+            plan.chunks * value_heads, 1, 1,
+            q, k, g, beta, query_start_loc, solve, attend, factors, plan.scale if scale is None else scale,
+            *plan.prepare_numbers,
         )  # fmt: skip
         plan.walk(
             plan.programs, 1, 1,
-            v, unit_q, unit_k, solve, attend, decays, ssm_states, cache_indices, query_start_loc, snapshot_chunks,
-            snapshot_slots, starts, entering, out, scale, *plan.walk_numbers,
+            q, k, v, solve, attend, factors, ssm_states, cache_indices, query_start_loc, snapshot_chunks,
+            snapshot_slots, starts, entering, out, *plan.walk_numbers,
         )  # fmt: skip
         return ExtendResult(out, None, entering)
 
@@ -119,7 +117,7 @@ def _plan(
         "RATIO": value_heads // key_heads,
         "K": key_dim,
         "BK": max(triton.next_power_of_2(key_dim), 16),
-        "PRECISION": _precision(v.dtype, device),
+        "PRECISION": chunk_precision(v.dtype, device),
     }
     walk_constants = {
         **constants,
@@ -135,10 +133,9 @@ def _plan(
     if snapshot_chunks is not None and snapshot_slots is not None:
         snapshot_strides = (snapshot_chunks.stride(0), snapshot_slots.stride(0))
     return Plan(
-        Launch(prepare_kernel, {**constants, "EXACT": v.dtype == torch.float32}, num_warps=tile.prepare_warps),
+        Launch(prepare_kernel, constants, num_warps=tile.prepare_warps),
         Launch(state_kernel, walk_constants, num_warps=tile.warps, num_stages=tile.stages),
         tokens // CHUNK + sequences if tokens else 0,
-        key_heads,
         sequences * value_heads * triton.cdiv(value_dim, tile.rows),
         key_dim**-0.5,
         (
@@ -146,14 +143,7 @@ def _plan(
             query_start_loc.stride(0),
         ),
         (
-            slots, tokens, sequences, *v.stride()[1:], ssm_states.stride(0), cache_indices.stride(0),
-            query_start_loc.stride(0), *snapshot_strides,
+            slots, tokens, sequences, *q.stride()[1:], *k.stride()[1:], *v.stride()[1:], ssm_states.stride(0),
+            cache_indices.stride(0), query_start_loc.stride(0), *snapshot_strides,
         ),
     )  # fmt: skip
-
-
-def _precision(dtype: torch.dtype, device: DeviceInfo | None) -> str:
-    """Of fp32 products: as precise as the activations need. fp16 goes through tf32, whose range a state can't leave."""
-    if dtype == torch.float32 or device is None or device.type != "cuda":
-        return "ieee"
-    return "tf32"

@@ -16,7 +16,7 @@ class ExtendTile(NamedTuple):
     rows: int
     warps: int
     stages: int
-    prepare_warps: int = 2
+    prepare_warps: int = 4
 
 
 _TABLE: Final[tuple[tuple[int | None, ExtendTile], ...]] = (
