@@ -1,0 +1,109 @@
+"""Verify: D draft tokens for each request, a chain or a tree, and the commit of what was accepted."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+
+from gdn.errors import InputError
+from gdn.serving.batch import Batch
+from gdn.serving.operations import Function
+from gdn.serving.operations import head_views
+from gdn.serving.operations import needed
+from gdn.serving.parameters import LayerParams
+from gdn.serving.pool import StatePool
+from gdn.triple import ResolvedTriple
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from gdn.serving.drafts import DraftBuffers
+
+
+class VerifyStep:
+    """Convolution over the drafts and verify. States and windows go to the verify buffers; the pool keeps its own."""
+
+    def __init__(self, triple: ResolvedTriple, pool: StatePool) -> None:
+        config = triple.config
+        self._pool = pool
+        self._layers = [pool.layer(index) for index in range(pool.num_layers)]
+        self._heads = config.num_k_heads, config.head_k_dim, config.head_v_dim
+        self._value_shape = config.num_v_heads, config.head_v_dim
+        self._conv_update = needed(triple, pool, "conv_update")
+        self._chain = needed(triple, pool, "verify")
+        self._tree = None if triple.tree_verify is None else needed(triple, pool, "tree_verify")
+
+    def __call__(
+        self, layer: LayerParams, batch: Batch, mixed_qkv: Tensor, a: Tensor, b: Tensor, out: Tensor | None
+    ) -> Tensor:
+        drafts, requests = self._pool.require_drafts(), batch.slots.shape[0]
+        if not requests:
+            return mixed_qkv.new_empty((1, 0, *self._value_shape)) if out is None else out
+        steps = _steps(drafts, batch, mixed_qkv.shape[0])
+        if layer.layer_id == 0 and self._pool.ring is not None:
+            self._pool.fold(self._pool.rows_of(batch.slots))
+        state, tables = self._layers[layer.layer_id], drafts.tables[steps]
+        rows = drafts.rows[:requests] if batch.rows is None else batch.rows
+        parents = None
+        following, siblings = batch.retrieve_next_token, batch.retrieve_next_sibling
+        if following is None or siblings is None:
+            following, siblings = tables.next_token[:requests], tables.next_sibling[:requests]
+        else:
+            parents = tables.parents[:requests]
+        # A chain goes as the tree it is: with links the convolution leaves the pool's window alone.
+        mixed = self._conv_update(
+            x=mixed_qkv.unflatten(0, (requests, steps)).transpose(1, 2), conv_state=state.conv,
+            weight=layer.conv_weight, bias=layer.bias, activation=layer.activation, conv_state_indices=batch.slots,
+            intermediate_conv_window=state.windows, intermediate_state_indices=rows,
+            retrieve_next_token=following, retrieve_next_sibling=siblings, retrieve_parent_token=parents,
+        ).transpose(1, 2).flatten(0, 1)  # fmt: skip
+        q, k, v = head_views(mixed, *self._heads)
+        result: Tensor = self._function(tree=parents is not None)(
+            layer.A_log, layer.dt_bias, q, k, v, a, b,
+            ssm_states=state.recurrent, cache_indices=batch.slots, query_start_loc=tables.offsets[: requests + 1],
+            intermediate_states_buffer=state.steps, intermediate_state_indices=rows, cache_steps=steps,
+            retrieve_parent_token=parents, out=out,
+        )  # fmt: skip
+        return result
+
+    def commit(self, batch: Batch, accepted: Tensor, nodes: Tensor | None) -> None:
+        """See `GdnAttention.commit`."""
+        self._pool.commit(batch.slots, _node_at(nodes, accepted - 1), rows=batch.rows)
+        if batch.snapshot_slots is None or not batch.snapshot_interval:
+            return
+        if batch.positions is None:
+            raise InputError("positions: expected [N] tokens behind each request for snapshot_interval, got None")
+        before, after = batch.positions, batch.positions + accepted
+        boundary = after // batch.snapshot_interval * batch.snapshot_interval
+        crossed = (boundary > before) & (accepted > 0) & (batch.slots >= 0) & (batch.slots < self._pool.num_slots)
+        steps = torch.where(crossed, _node_at(nodes, boundary - before - 1), -1)
+        self._pool.commit(batch.snapshot_slots, steps, rows=batch.rows)
+
+    def _function(self, *, tree: bool) -> Function:
+        if not tree:
+            return self._chain
+        if self._tree is None:
+            raise InputError("retrieve_next_token: expected None, no backend of this triple verifies trees")
+        return self._tree
+
+
+def _steps(drafts: DraftBuffers, batch: Batch, tokens: int) -> int:
+    """D of a call: the same number of tokens for each request, padding included."""
+    requests = batch.slots.shape[0]
+    room = drafts.rows.shape[0]
+    if batch.rows is None and requests > room:
+        raise InputError(f"slots: expected at most max_requests={room} requests, got {requests}")
+    steps, rest = divmod(tokens, requests)
+    if rest or steps not in drafts.tables:
+        limit = f"{requests} requests times 1 to max_draft_tokens={drafts.steps} drafts"
+        raise InputError(f"mixed_qkv: expected rows for {limit}, got {tokens}")
+    return steps
+
+
+def _node_at(nodes: Tensor | None, depth: Tensor) -> Tensor:
+    """The draft at a depth of each accepted path, negative depths as they are; in a chain the depth itself."""
+    if nodes is None:
+        return depth
+    found = nodes.gather(1, depth.clamp(0, nodes.shape[1] - 1).long().unsqueeze(1)).squeeze(1)
+    return torch.where(depth < 0, -1, found)
