@@ -15,23 +15,16 @@ from typing import Literal
 
 import torch
 
-from gdn.api import resolve
 from gdn.config import GdnConfig
-from gdn.serving.attention import GdnAttention
 from gdn.serving.batch import Batch
-from gdn.serving.pool import StatePool
-from gdn.serving.storage import Layout
+from gdn.testing.serving.stage import Stage
+from gdn.testing.serving.stage import live_states
 from gdn.testing.serving.truth import Inputs
 from gdn.testing.serving.truth import Truth
-from gdn.testing.serving.truth import Weights
 from gdn.types import CHUNK
 
 if TYPE_CHECKING:
     from torch import Tensor
-
-TOLERANCE: Final = 2e-4
-"""Largest error of an output or a state, relative to the largest value beside it. All dtypes are fp32; the recurrence
-forgets, so errors don't add up over the steps."""
 
 _LENGTHS: Final = (0, 1, 1, 2, 3, 4, 63, 64, 65, 128, 130)
 _INTERVAL: Final = 8
@@ -47,41 +40,23 @@ class Held:
     fresh: bool = False
 
 
-class Scenario:
-    """A random schedule over one pool.
+class Scenario(Stage):
+    """A random schedule; arguments as of `Stage`. `config` with `max_draft_tokens` >= 1 gets verify steps, with
+    `tree_drafts` some of trees.
 
-    Args:
-        config: fp32 activations and states; `max_draft_tokens` >= 1 for verify steps, `tree_drafts` for trees.
-        device: as for `gdn.resolve`.
-        layers: layers of the pool.
-        layout: of the pool.
-        slots: slots of the pool.
-        seed: of everything.
-        selection: `require`, `prefer`, `exclude` of `gdn.resolve`.
+    Attributes:
+        requests, snapshots: who holds which slot.
+        done: steps of each kind, and of what happened in them, so that a test can see that nothing was left out.
     """
 
-    def __init__(
-        self, config: GdnConfig, device: str, *, layers: int = 3, layout: Layout = "slot_major", slots: int = 9,
-        seed: int = 0, **selection: Any,
-    ) -> None:  # fmt: skip
-        self.config = config.model_copy(update={"state_checkpoints": True})
-        self.device = device
+    def __init__(self, config: GdnConfig, device: Any, *, seed: int = 0, **options: Any) -> None:
+        super().__init__(config, device, seed=seed, **options)
         self.random = random.Random(seed)
-        self.generator = torch.Generator().manual_seed(seed)
-        self.layers = layers
-        triple = resolve(self.config, device=device, **selection)
-        self.pool = StatePool(
-            self.config, slots, device, num_layers=layers, max_requests=slots + 2, layout=layout, contract=triple.state
-        )  # fmt: skip
-        self.attention = GdnAttention(triple, self.pool)
-        self.weights = Weights.random(self.config, layers, self.generator)
-        self.parameters = self.weights.layers(device)
         self.requests: dict[int, Held] = {}
         self.snapshots: dict[int, Held] = {}
         self.done: dict[str, int] = {}
-        """Steps of each kind, and of what happened in them, so that a test can see that nothing was left out."""
-        for slot in range(slots):
-            self._poison(slot)
+        for slot in range(self.pool.num_slots):
+            self.poison(slot)
 
     def run(self, steps: int) -> None:
         """Take random steps and check everything after each.
@@ -104,8 +79,8 @@ class Scenario:
                 assert bool(state[:, slot].isnan().all()), f"slot {slot} is free and its states were written"
                 assert bool(conv[:, slot].isnan().all()), f"slot {slot} is free and its windows were written"
             elif not held.fresh:
-                _assert_close(state[:, slot], held.truth.state, f"state of slot {slot}")
-                _assert_close(conv[:, slot], held.truth.window, f"window of slot {slot}")
+                self.assert_close(state[:, slot], held.truth.state, f"state of slot {slot}")
+                self.assert_close(conv[:, slot], held.truth.window, f"window of slot {slot}")
 
     def _next_kind(self) -> _Kind:
         kinds: dict[_Kind, int] = {"extend": 3, "decode": 4, "evict": 1, "admit": 3}
@@ -125,7 +100,7 @@ class Scenario:
             self.requests[slot] = Held(self.snapshots[source].truth)
             self._count("resumed")
         else:
-            self.requests[slot] = Held(Truth.fresh(self.weights), fresh=True)
+            self.requests[slot] = Held(self.fresh(), fresh=True)
 
     def _evict(self) -> None:
         """A request leaves; its state may stay behind as a snapshot in another slot."""
@@ -149,14 +124,14 @@ class Scenario:
             if slot in self.requests and self.random.random() < 0.3 and (target := self._acquire()) is not None:
                 plan[row] = (target, self.random.choice((0, lengths[row], self.random.randint(0, lengths[row]))))
         batch = Batch(
-            slots=self._tensor(slots),
-            query_start_loc=self._tensor([sum(lengths[:row]) for row in range(len(slots) + 1)]),
-            has_initial_state=self._tensor([not self._is_fresh(slot) for slot in slots], torch.bool),
-            snapshot_slots=self._tensor([target for target, _ in plan]),
-            snapshot_lengths=self._tensor([length for _, length in plan]),
+            slots=self.tensor(slots),
+            query_start_loc=self.tensor([sum(lengths[:row]) for row in range(len(slots) + 1)]),
+            has_initial_state=self.tensor([not self._is_fresh(slot) for slot in slots], torch.bool),
+            snapshot_slots=self.tensor([target for target, _ in plan]),
+            snapshot_lengths=self.tensor([length for _, length in plan]),
             seq_lens_cpu=self.random.choice((None, lengths)),
         )
-        got = self._forward(self.attention.forward_extend, batch, inputs)
+        got = self.forward("extend", batch, inputs)
         for row, slot in enumerate(slots):
             output, got = got[:, : lengths[row]], got[:, lengths[row] :]
             if slot not in self.requests:
@@ -177,8 +152,8 @@ class Scenario:
             if slot in self.requests and (self.requests[slot].truth.position + 1) % _INTERVAL == 0:
                 targets[row] = -1 if (target := self._acquire()) is None else target
         planned = any(target >= 0 for target in targets) or self.random.random() < 0.5
-        batch = Batch(slots=self._tensor(slots), snapshot_slots=self._tensor(targets) if planned else None)
-        got = self._forward(self.attention.forward_decode, batch, inputs)
+        batch = Batch(slots=self.tensor(slots), snapshot_slots=self.tensor(targets) if planned else None)
+        got = self.forward("decode", batch, inputs)
         for row, slot in enumerate(slots):
             if slot not in self.requests:
                 assert bool((got[:, row] == 0).all()), "outputs of a padded request"
@@ -206,15 +181,15 @@ class Scenario:
         held = [self.requests[slot].truth.position if slot in self.requests else 7 for slot in slots]
         rows = self.random.sample(range(self.pool.require_drafts().rows.shape[0]), len(slots))
         batch = Batch(
-            slots=self._tensor(slots),
-            rows=self._tensor(rows) if self.random.random() < 0.5 else None,
-            positions=self._tensor(held),
-            snapshot_slots=self._tensor(targets),
+            slots=self.tensor(slots),
+            rows=self.tensor(rows) if self.random.random() < 0.5 else None,
+            positions=self.tensor(held),
+            snapshot_slots=self.tensor(targets),
             snapshot_interval=_INTERVAL,
-            retrieve_next_token=self._tensor(links[0]).view(-1, drafts) if tree else None,
-            retrieve_next_sibling=self._tensor(links[1]).view(-1, drafts) if tree else None,
+            retrieve_next_token=self.tensor(links[0]).view(-1, drafts) if tree else None,
+            retrieve_next_sibling=self.tensor(links[1]).view(-1, drafts) if tree else None,
         )
-        got = self._forward(self.attention.forward_verify, batch, inputs)
+        got = self.forward("verify", batch, inputs)
         got = got.view(self.layers, len(slots), drafts, *got.shape[2:])
         for row, slot in enumerate(slots):
             if slot not in self.requests:
@@ -223,7 +198,7 @@ class Scenario:
             for node in range(drafts):
                 path = _path_to(node, [-1, *parents[row]])
                 _, right = self.requests[slot].truth.after(inputs[row].rows(path))
-                _assert_close(got[:, row, node], right[:, -1], f"draft {node} of slot {slot}")
+                self.assert_close(got[:, row, node], right[:, -1], f"draft {node} of slot {slot}")
         self.check()
         if self.random.random() < 0.2:
             for target in targets:
@@ -233,7 +208,7 @@ class Scenario:
             return
         nodes = [[*path, *[0] * (drafts - len(path))] for path in paths]
         self.attention.commit(
-            batch, self._tensor(accepted), self._tensor(nodes).view(-1, drafts) if tree else None
+            batch, self.tensor(accepted), self.tensor(nodes).view(-1, drafts) if tree else None
         )  # fmt: skip
         for row, slot in enumerate(slots):
             if slot not in self.requests:
@@ -257,24 +232,15 @@ class Scenario:
         self.random.shuffle(chosen)
         return chosen
 
-    def _forward(self, forward: Any, batch: Batch, inputs: list[Inputs]) -> Tensor:
-        """Outputs `[layers, T, HV, V]` of all layers."""
-        packed = Inputs.cat([Inputs.random(self.config, self.layers, 0, self.generator), *inputs])
-        outputs = [
-            forward(layer, batch, *(part[layer.layer_id].to(self.device) for part in (packed.x, packed.a, packed.b)))
-            for layer in self.parameters
-        ]
-        return torch.cat(outputs).cpu()
-
     def _inputs(self, tokens: int, slot: int) -> Inputs:
-        inputs = Inputs.random(self.config, self.layers, tokens, self.generator)
+        inputs = self.inputs(tokens)
         if slot not in self.requests:
             inputs.x.fill_(torch.nan)
         return inputs
 
     def _advance(self, slot: int, inputs: Inputs, output: Tensor) -> None:
         truth, right = self.requests[slot].truth.after(inputs)
-        _assert_close(output, right, f"outputs of slot {slot}")
+        self.assert_close(output, right, f"outputs of slot {slot}")
         self.requests[slot] = Held(truth)
 
     def _acquire(self) -> int | None:
@@ -289,16 +255,7 @@ class Scenario:
 
     def _free(self, slot: int) -> None:
         self.pool.release(slot)
-        self._poison(slot)
-
-    def _poison(self, slot: int) -> None:
-        """What the last tenant leaves: NaN everywhere, and a ring with any number of entries."""
-        parts = [self.pool.conv, self.pool.recurrent]
-        if self.pool.ring is not None:
-            parts += [self.pool.ring.d, self.pool.ring.k, self.pool.ring.g]
-            self.pool.ring.cursors[slot] = self.random.randrange(self.pool.ring.length)
-        for part in parts:
-            part[:, slot] = torch.nan
+        self.poison(slot)
 
     def _is_fresh(self, slot: int) -> bool:
         return slot in self.requests and self.requests[slot].fresh
@@ -306,25 +263,8 @@ class Scenario:
     def _random_path(self, parents: list[int]) -> list[int]:
         return _path_to(self.random.randrange(len(parents)), parents)
 
-    def _tensor(self, values: Any, dtype: torch.dtype = torch.int32) -> Tensor:
-        return torch.tensor(values, dtype=dtype, device=self.device)
-
     def _count(self, what: str) -> None:
         self.done[what] = self.done.get(what, 0) + 1
-
-
-def live_states(pool: StatePool) -> Tensor:
-    """States `[layers, slots, HV, V, K]` in fp64 on the CPU, with the updates that a replay ring still holds."""
-    states = pool.recurrent.cpu().double()
-    if pool.ring is None:
-        return states
-    d, k, g = (part.cpu().double() for part in (pool.ring.d, pool.ring.k, pool.ring.g))
-    k = k.repeat_interleave(d.shape[2] // k.shape[2], dim=2)
-    for slot, entries in enumerate(pool.ring.cursors.tolist()):
-        for entry in range(entries):
-            update = d[:, slot, :, entry].unsqueeze(-1) * k[:, slot, :, entry].unsqueeze(-2)
-            states[:, slot] = states[:, slot] * g[:, slot, :, entry, None, None].exp() + update
-    return states
 
 
 def _path_to(node: int, parents: list[int]) -> list[int]:
@@ -350,10 +290,3 @@ def _links(parents: list[list[int]], drafts: int) -> tuple[list[list[int]], list
         children.append(child)
         siblings.append(sibling)
     return children, siblings
-
-
-def _assert_close(got: Tensor, right: Tensor, what: str) -> None:
-    if not right.numel():
-        return
-    error = float((got.double() - right).abs().max() / right.abs().max().clamp(min=1e-3))
-    assert error <= TOLERANCE, f"{what}: error {error:.1e}, allowed {TOLERANCE:.0e}"

@@ -9,6 +9,7 @@ import torch
 
 from gdn.config import GdnConfig
 from gdn.serving.parameters import LayerParams
+from gdn.testing.tensors import DTYPES
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -16,7 +17,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Weights:
-    """Random parameters: conv `[layers, dim, W]`, bias `[layers, dim]`, A_log and dt_bias `[layers, HV]`, fp32."""
+    """Random parameters: conv `[layers, dim, W]`, bias `[layers, dim]`, A_log and dt_bias `[layers, HV]`."""
 
     config: GdnConfig
     conv: Tensor
@@ -29,8 +30,9 @@ class Weights:
         def normal(*shape: int) -> Tensor:
             return torch.randn(layers, *shape, generator=generator)
 
-        dim, heads = config.conv_dim, config.num_v_heads
-        return cls(config, normal(dim, config.conv_kernel_size), normal(dim), normal(heads) - 1.0, normal(heads))
+        dim, heads, dtype = config.conv_dim, config.num_v_heads, DTYPES[config.activation_dtype]
+        conv, bias = normal(dim, config.conv_kernel_size).to(dtype), normal(dim).to(dtype)
+        return cls(config, conv, bias, normal(heads) - 1.0, normal(heads))
 
     def layers(self, device: str) -> list[LayerParams]:
         """The parameters as the serving layer takes them."""
@@ -56,12 +58,17 @@ class Inputs:
 
     @classmethod
     def random(cls, config: GdnConfig, layers: int, tokens: int, generator: torch.Generator) -> Inputs:
-        widths = (config.conv_dim, config.num_v_heads, config.num_v_heads)
-        return cls(*(torch.randn(layers, tokens, width, generator=generator) for width in widths))
+        """Normal values in the activation dtype."""
+        widths, dtype = (config.conv_dim, config.num_v_heads, config.num_v_heads), DTYPES[config.activation_dtype]
+        return cls(*(torch.randn(layers, tokens, width, generator=generator).to(dtype) for width in widths))
 
     @classmethod
     def cat(cls, parts: list[Inputs]) -> Inputs:
         return cls(*(torch.cat([getattr(part, name) for part in parts], dim=1) for name in ("x", "a", "b")))
+
+    def of_layer(self, index: int, device: str) -> tuple[Tensor, Tensor, Tensor]:
+        """x, a, b of one layer, on a device."""
+        return self.x[index].to(device), self.a[index].to(device), self.b[index].to(device)
 
     def rows(self, rows: list[int] | slice) -> Inputs:
         return Inputs(self.x[:, rows], self.a[:, rows], self.b[:, rows])
