@@ -22,14 +22,17 @@ if TYPE_CHECKING:
 
 Function = Callable[..., Any]
 
-_INDEX_OF: Final = {"conv_update": "conv_state_indices"}
-"""The argument that names the slots, where it isn't `cache_indices`."""
-_POOLS_OF: Final = {
-    "conv_update": ("conv_state",),
-    "conv_extend": ("conv_states",),
+_POOLS_OF: Final[dict[Operation, tuple[str, ...]]] = {
+    "decode": ("ssm_states",),
+    "packed_decode": ("ssm_states",),
     "replay_decode": ("ssm_states", "replayssm_d", "replayssm_k", "replayssm_g"),
+    "extend": ("ssm_states",),
+    "verify": ("ssm_states",),
+    "tree_verify": ("ssm_states",),
+    "conv_extend": ("conv_states",),
+    "conv_update": ("conv_state",),
 }
-"""The arguments addressed by slot, where it isn't `ssm_states` alone."""
+"""The arguments that are addressed by slot."""
 _READ_ONLY: Final = ("verify", "tree_verify")
 
 
@@ -39,11 +42,12 @@ def bound(triple: ResolvedTriple, pool: StatePool, operation: Operation) -> Func
     Where the views' slots are apart and the manifest row takes only dense ones, the function gathers and scatters.
     """
     function: Function | None = getattr(triple, operation)
-    if function is None or not _is_strided(pool, operation) or _takes_strides(triple, operation):
+    pools = _POOLS_OF.get(operation)
+    if function is None or pools is None or not _is_strided(pool, operation) or _takes_strides(triple, operation):
         return function
-    pools, index = _POOLS_OF.get(operation, ("ssm_states",)), _INDEX_OF.get(operation, "cache_indices")
     if operation == "extend":
         return _gathered_extend(function)
+    index = "conv_state_indices" if operation == "conv_update" else "cache_indices"
     return gathered(function, pools, index, writes=operation not in _READ_ONLY)
 
 

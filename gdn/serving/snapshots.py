@@ -43,7 +43,7 @@ class ExtendSnapshots(NamedTuple):
         """
         windows = conv.index_select(0, requests)
         if mixed_qkv.shape[0]:
-            inputs = mixed_qkv.index_select(0, self.tokens.flatten()).view(*self.tokens.shape, -1)
+            inputs = mixed_qkv.index_select(0, self.tokens.flatten()).view(*self.tokens.shape, mixed_qkv.shape[1])
             windows = torch.where(self.at_start, windows, inputs.transpose(1, 2).to(conv.dtype))
         conv.index_copy_(0, self.rows, windows)
 
