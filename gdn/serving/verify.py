@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
+from typing import NamedTuple
 
 import torch
 
@@ -21,6 +22,23 @@ if TYPE_CHECKING:
     from gdn.serving.drafts import DraftBuffers
 
 
+class _Plan(NamedTuple):
+    """What all layers of one step share: `function` verifies `steps` drafts for each of `requests`; tensors as the
+    operations take them, `parents` None for chains.
+    """
+
+    owner: VerifyStep
+    function: Function
+    tokens: int
+    requests: int
+    steps: int
+    rows: Tensor
+    offsets: Tensor
+    next_token: Tensor
+    next_sibling: Tensor
+    parents: Tensor | None
+
+
 class VerifyStep:
     """Convolution over the drafts and verify. States and windows go to the verify buffers; the pool keeps its own."""
 
@@ -37,33 +55,26 @@ class VerifyStep:
     def __call__(
         self, layer: LayerParams, batch: Batch, mixed_qkv: Tensor, a: Tensor, b: Tensor, out: Tensor | None
     ) -> Tensor:
-        drafts, requests = self._pool.require_drafts(), batch.slots.shape[0]
-        if not requests:
+        index, tokens = layer.layer_id, mixed_qkv.shape[0]
+        plan = batch.plan
+        if index == 0 or not isinstance(plan, _Plan) or plan.owner is not self or plan.tokens != tokens:
+            plan = batch.plan = self._open(batch, tokens)
+        if not plan.requests:
             return mixed_qkv.new_empty((1, 0, *self._value_shape)) if out is None else out
-        steps = _steps(drafts, batch, mixed_qkv.shape[0])
-        if layer.layer_id == 0 and self._pool.ring is not None:
-            self._pool.fold(self._pool.rows_of(batch.slots))
-        state, tables = self._layers[layer.layer_id], drafts.tables[steps]
-        rows = drafts.rows[:requests] if batch.rows is None else batch.rows
-        parents = None
-        following, siblings = batch.retrieve_next_token, batch.retrieve_next_sibling
-        if following is None or siblings is None:
-            following, siblings = tables.next_token[:requests], tables.next_sibling[:requests]
-        else:
-            parents = tables.parents[:requests]
-        # A chain goes as the tree it is: with links the convolution leaves the pool's window alone.
+        state, slots = self._layers[index], batch.slots
         mixed = self._conv_update(
-            x=mixed_qkv.unflatten(0, (requests, steps)).transpose(1, 2), conv_state=state.conv,
-            weight=layer.conv_weight, bias=layer.bias, activation=layer.activation, conv_state_indices=batch.slots,
-            intermediate_conv_window=state.windows, intermediate_state_indices=rows,
-            retrieve_next_token=following, retrieve_next_sibling=siblings, retrieve_parent_token=parents,
-        ).transpose(1, 2).flatten(0, 1)  # fmt: skip
+            x=mixed_qkv.view(plan.requests, plan.steps, -1).transpose(1, 2), conv_state=state.conv,
+            weight=layer.conv_weight, bias=layer.bias, activation=layer.activation, conv_state_indices=slots,
+            intermediate_conv_window=state.windows, intermediate_state_indices=plan.rows,
+            retrieve_next_token=plan.next_token, retrieve_next_sibling=plan.next_sibling,
+            retrieve_parent_token=plan.parents,
+        ).transpose(1, 2).reshape(tokens, -1)  # fmt: skip
         q, k, v = head_views(mixed, *self._heads)
-        result: Tensor = self._function(tree=parents is not None)(
+        result: Tensor = plan.function(
             layer.A_log, layer.dt_bias, q, k, v, a, b,
-            ssm_states=state.recurrent, cache_indices=batch.slots, query_start_loc=tables.offsets[: requests + 1],
-            intermediate_states_buffer=state.steps, intermediate_state_indices=rows, cache_steps=steps,
-            retrieve_parent_token=parents, out=out,
+            ssm_states=state.recurrent, cache_indices=slots, query_start_loc=plan.offsets,
+            intermediate_states_buffer=state.steps, intermediate_state_indices=plan.rows, cache_steps=plan.steps,
+            retrieve_parent_token=plan.parents, out=out,
         )  # fmt: skip
         return result
 
@@ -80,19 +91,30 @@ class VerifyStep:
         steps = torch.where(crossed, _node_at(nodes, boundary - before - 1), -1)
         self._pool.commit(batch.snapshot_slots, steps, rows=batch.rows)
 
-    def _function(self, *, tree: bool) -> Function:
-        if not tree:
-            return self._chain
-        if self._tree is None:
+    def _open(self, batch: Batch, tokens: int) -> _Plan:
+        drafts, requests = self._pool.require_drafts(), batch.slots.shape[0]
+        steps = _steps(drafts, batch, tokens) if requests else 1
+        tables = drafts.tables[steps]
+        rows = drafts.rows[:requests] if batch.rows is None else batch.rows
+        following, siblings, parents = batch.retrieve_next_token, batch.retrieve_next_sibling, None
+        function = self._chain
+        if following is None or siblings is None:
+            # A chain goes as the tree it is: with links the convolution leaves the pool's window alone.
+            following, siblings = tables.next_token[:requests], tables.next_sibling[:requests]
+        elif self._tree is None:
             raise InputError("retrieve_next_token: expected None, no backend of this triple verifies trees")
-        return self._tree
+        else:
+            parents, function = tables.parents[:requests], self._tree
+        if self._pool.ring is not None:
+            self._pool.fold(self._pool.rows_of(batch.slots))
+        offsets = tables.offsets[: requests + 1]
+        return _Plan(self, function, tokens, requests, steps, rows, offsets, following, siblings, parents)
 
 
 def _steps(drafts: DraftBuffers, batch: Batch, tokens: int) -> int:
     """D of a call: the same number of tokens for each request, padding included."""
-    requests = batch.slots.shape[0]
-    room = drafts.rows.shape[0]
-    if batch.rows is None and requests > room:
+    requests, room = batch.slots.shape[0], drafts.rows.shape[0]
+    if requests > room:
         raise InputError(f"slots: expected at most max_requests={room} requests, got {requests}")
     steps, rest = divmod(tokens, requests)
     if rest or steps not in drafts.tables:
