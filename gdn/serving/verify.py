@@ -87,7 +87,7 @@ class VerifyStep:
             raise InputError("positions: expected [N] tokens behind each request for snapshot_interval, got None")
         before, after = batch.positions, batch.positions + accepted
         boundary = after // batch.snapshot_interval * batch.snapshot_interval
-        crossed = (boundary > before) & (accepted > 0) & (batch.slots >= 0) & (batch.slots < self._pool.num_slots)
+        crossed = (boundary > before) & (accepted > 0) & (self._pool.rows_of(batch.slots) != self._pool.spare)
         steps = torch.where(crossed, _node_at(nodes, boundary - before - 1), -1)
         self._pool.commit(batch.snapshot_slots, steps, rows=batch.rows)
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-RUNNABLE = {"README.md": 1, "docs/index.md": 2}
+RUNNABLE = {"README.md": 1, "docs/index.md": 2, "docs/serving.md": 1}
 """How many code blocks of each page, from its first, stand on their own."""
 
 
