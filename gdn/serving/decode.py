@@ -94,7 +94,7 @@ class DecodeStep:
         pool, rows = self._pool, self._pool.rows_of(batch.slots)
         snapshots = write_pos = force_flush = None
         if batch.snapshot_slots is not None:
-            snapshots = torch.where(rows == pool.spare, pool.spare, pool.rows_of(batch.snapshot_slots))
+            snapshots = pool.rows_of(batch.snapshot_slots).masked_fill(rows == pool.spare, pool.spare)
         if pool.ring is not None:
             write_pos = pool.ring.cursors.index_select(0, rows)
             flush = torch.zeros_like(rows, dtype=torch.bool) if snapshots is None else snapshots != pool.spare

@@ -68,7 +68,7 @@ class DraftBuffers:
         """Where step `steps[n]` of row `rows[n]` lies in the buffers with both axes flattened, and which n exist."""
         requests = self.recurrent.shape[1]
         exists = (rows >= 0) & (rows < requests) & (steps >= 0) & (steps < self.steps)
-        return torch.where(exists, rows.long() * self.steps + steps, 0), exists
+        return (rows.long() * self.steps + steps).masked_fill(~exists, 0), exists
 
 
 def _tables(requests: int, drafts: int, device: torch.device) -> DraftTables:

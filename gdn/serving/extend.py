@@ -6,8 +6,6 @@ from typing import TYPE_CHECKING
 from typing import Any
 from typing import NamedTuple
 
-import torch
-
 from gdn.errors import ConfigError
 from gdn.errors import InputError
 from gdn.serving.batch import Batch
@@ -95,8 +93,8 @@ class ExtendStep:
         pool, rows = self._pool, self._pool.rows_of(batch.slots)
         continued, fresh, snapshots = rows, None, None
         if batch.has_initial_state is not None:
-            fresh = torch.where(batch.has_initial_state, pool.spare, rows)
-            continued = torch.where(batch.has_initial_state, rows, pool.spare)
+            fresh = rows.masked_fill(batch.has_initial_state, pool.spare)
+            continued = rows.masked_fill(~batch.has_initial_state, pool.spare)
         if batch.snapshot_slots is not None:
             if not self._snapshots_served:
                 raise ConfigError("snapshot_slots: the extend of this triple takes no snapshots; resolve with "

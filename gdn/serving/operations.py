@@ -108,7 +108,7 @@ def _gathered_extend(extend: Function) -> Function:
         count = rows.shape[0]
         if snapshot_slots is not None:
             chunks = arguments["snapshot_chunks"]
-            kept, local_snapshots = _local(torch.where(chunks >= 0, snapshot_slots, -1), view.shape[0], first=count)
+            kept, local_snapshots = _local(snapshot_slots.masked_fill(chunks < 0, -1), view.shape[0], first=count)
             rows, arguments = torch.cat((rows, kept)), {**arguments, "snapshot_slots": local_snapshots}
         dense = with_spare(view).index_select(0, rows)
         result = extend(*args, **{**arguments, "ssm_states": dense, "cache_indices": local})
@@ -120,9 +120,9 @@ def _gathered_extend(extend: Function) -> Function:
 
 def _local(indices: Tensor, slots: int, first: int = 0) -> tuple[Tensor, Tensor]:
     """`[N]` int64 rows of a pool with its spare row at `slots`, and the same requests' rows `first + n` of a copy."""
-    real = (indices >= 0) & (indices < slots)
+    padded = (indices < 0) | (indices >= slots)
     positions = torch.arange(first, first + indices.shape[0], dtype=torch.int32, device=indices.device)
-    return torch.where(real, indices, slots).long(), torch.where(real, positions, -1)
+    return indices.masked_fill(padded, slots).long(), positions.masked_fill(padded, -1)
 
 
 def head_views(mixed_qkv: Tensor, key_heads: int, key_dim: int, value_dim: int) -> tuple[Tensor, Tensor, Tensor]:

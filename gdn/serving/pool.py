@@ -144,7 +144,7 @@ class StatePool:
         replay ring holds updates is brought up to date first. Where either slot lies outside the pool, nothing moves.
         """
         origin, to = self.rows_of(source), self.rows_of(target)
-        to = torch.where(origin == self.spare, self.spare, to)
+        to = to.masked_fill(origin == self.spare, self.spare)
         self.fold(origin)
         self.move(origin, to)
 
@@ -163,7 +163,7 @@ class StatePool:
         to = self.rows_of(slots)
         rows = drafts.rows[: to.shape[0]] if rows is None else rows
         origin, exists = drafts.find(rows, steps)
-        to = torch.where(exists, to, self.spare)
+        to = to.masked_fill(~exists, self.spare)
         move_rows(self.recurrent, to, drafts.recurrent.flatten(1, 2), origin)
         move_rows(self.conv, to, drafts.windows.flatten(1, 2), origin)
         if self.ring is not None:
@@ -186,7 +186,7 @@ class StatePool:
         if not isinstance(slots, torch.Tensor):
             listed = [slots] if isinstance(slots, int) else list(slots)
             slots = torch.tensor(listed, dtype=torch.int64).to(self.device, non_blocking=True)
-        return torch.where((slots >= 0) & (slots < self.num_slots), slots, self.spare).long()
+        return slots.masked_fill((slots < 0) | (slots >= self.num_slots), self.spare).long()
 
     def require_drafts(self) -> DraftBuffers:
         """The verify buffers.

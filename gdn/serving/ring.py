@@ -49,23 +49,24 @@ class ReplayRing:
     def advance(self, rows: Tensor, write_pos: Tensor, force_flush: Tensor) -> None:
         """Move the cursors of `rows [N]` past the token just decoded at `write_pos [N]`: 0 after a flush."""
         flushed = (write_pos >= self.length - 1) | (force_flush != 0)
-        self.cursors.index_copy_(0, rows, torch.where(flushed, 0, write_pos + 1))
+        self.cursors.index_copy_(0, rows, (write_pos + 1).masked_fill(flushed, 0))
 
     def fold(self, recurrent: Tensor, rows: Tensor) -> None:
         """Bring the states `recurrent [layers, slots, HV, V, K]` of `rows [N]` up to date and empty their rings."""
-        valid = self._positions < self.cursors.index_select(0, rows).unsqueeze(1)
+        beyond = self._positions >= self.cursors.index_select(0, rows).unsqueeze(1)
         for layer in range(recurrent.shape[0]):
-            self._fold_layer(layer, recurrent[layer], rows, valid)
+            self._fold_layer(layer, recurrent[layer], rows, beyond)
         self.forget(rows)
 
-    def _fold_layer(self, layer: int, recurrent: Tensor, rows: Tensor, valid: Tensor) -> None:
+    def _fold_layer(self, layer: int, recurrent: Tensor, rows: Tensor, beyond: Tensor) -> None:
         ratio = self.d.shape[2] // self.k.shape[2]
-        g = torch.where(valid.unsqueeze(1), self.g[layer].index_select(0, rows), 0.0)
-        d = torch.where(valid[:, None, :, None], self.d[layer].index_select(0, rows).float(), 0.0)
-        k = torch.where(valid[:, None, :, None], self.k[layer].index_select(0, rows).float(), 0.0)
+        g = self.g[layer].index_select(0, rows).masked_fill_(beyond.unsqueeze(1), 0.0)
+        d = self.d[layer].index_select(0, rows).float().masked_fill_(beyond[:, None, :, None], 0.0)
+        k = self.k[layer].index_select(0, rows).float().masked_fill_(beyond[:, None, :, None], 0.0)
         later = g.flip(-1).cumsum(-1).flip(-1)  # entry j: g_j + .. + g_(m-1), summed so that -inf stays harmless
         decays = torch.cat((later[..., 1:], torch.zeros_like(g[..., :1])), dim=-1).exp()
         total = later[..., :1].exp().unsqueeze(-1)
         states = recurrent.index_select(0, rows).float().mul_(total)
-        states += (d * decays.unsqueeze(-1)).transpose(-1, -2) @ k.repeat_interleave(ratio, dim=1)
+        keys = k.unsqueeze(2).expand(-1, -1, ratio, -1, -1).flatten(1, 2)
+        states += (d * decays.unsqueeze(-1)).transpose(-1, -2) @ keys
         recurrent.index_copy_(0, rows, states.to(recurrent.dtype))

@@ -69,13 +69,13 @@ def plan_snapshots(pool: StatePool, batch: Batch, requests: Tensor, tokens: int)
     if lengths is None:
         raise InputError("snapshot_lengths: expected [N] tokens of the extend for snapshot_slots, got None")
     taken = (lengths >= 0) & (lengths <= offsets.diff()) & (requests != pool.spare)
-    chunks = torch.where(taken, lengths.clamp(min=0) // CHUNK, -1)
+    chunks = (lengths.clamp(min=0) // CHUNK).masked_fill(~taken, -1)
     history = torch.arange(1 - pool.config.conv_kernel_size, 0, device=slots.device)
     boundary = offsets[:-1] + chunks * CHUNK
     return ExtendSnapshots(
         chunks=chunks.int(),
         slots=slots,
-        rows=torch.where(taken, pool.rows_of(slots), pool.spare),
+        rows=pool.rows_of(slots).masked_fill(~taken, pool.spare),
         tokens=(boundary.unsqueeze(1) + history).clamp(0, max(tokens - 1, 0)).long(),
         at_start=(chunks <= 0)[:, None, None],
     )

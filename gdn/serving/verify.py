@@ -5,8 +5,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 from typing import NamedTuple
 
-import torch
-
 from gdn.errors import InputError
 from gdn.serving.batch import Batch
 from gdn.serving.operations import Function
@@ -87,8 +85,8 @@ class VerifyStep:
             raise InputError("positions: expected [N] tokens behind each request for snapshot_interval, got None")
         before, after = batch.positions, batch.positions + accepted
         boundary = after // batch.snapshot_interval * batch.snapshot_interval
-        crossed = (boundary > before) & (accepted > 0) & (self._pool.rows_of(batch.slots) != self._pool.spare)
-        steps = torch.where(crossed, _node_at(nodes, boundary - before - 1), -1)
+        crossed = (boundary > before) & (self._pool.rows_of(batch.slots) != self._pool.spare)
+        steps = _node_at(nodes, boundary - before - 1).masked_fill(~crossed, -1)
         self._pool.commit(batch.snapshot_slots, steps, rows=batch.rows)
 
     def _open(self, batch: Batch, tokens: int) -> _Plan:
@@ -128,4 +126,4 @@ def _node_at(nodes: Tensor | None, depth: Tensor) -> Tensor:
     if nodes is None:
         return depth
     found = nodes.gather(1, depth.clamp(0, nodes.shape[1] - 1).long().unsqueeze(1)).squeeze(1)
-    return torch.where(depth < 0, -1, found)
+    return found.masked_fill(depth < 0, -1)
