@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from gdn.errors import InputError
+
 if TYPE_CHECKING:
     from torch import Tensor
 
@@ -19,7 +21,7 @@ class LayerParams:
         dt_bias: `[HV]`, fp32 or the activation dtype.
         bias: `[dim]` of the convolution, or None.
         activation: of the convolution: "silu", "swish" or None.
-        layer_id: the layer's place in the pool, counted over its Gated DeltaNet layers only.
+        layer_id: the layer's place in the pool, counted from 0 over its Gated DeltaNet layers only.
     """
 
     conv_weight: Tensor
@@ -30,5 +32,7 @@ class LayerParams:
     layer_id: int = 0
 
     def __post_init__(self) -> None:
+        if self.layer_id < 0:
+            raise InputError(f"layer_id: expected a number from 0, got {self.layer_id}")
         if self.conv_weight.dim() == 3:
             object.__setattr__(self, "conv_weight", self.conv_weight.squeeze(1))

@@ -65,6 +65,15 @@ class StatePool:
         contract: `triple.state`; None: `config.state_dtype`, no alignment, no reserved slots.
         conv_dtype: element type of the windows; None: the activation dtype.
 
+    Attributes:
+        conv: `[layers, slots+, dim, W-1]`, windows; `slots+` counts the reserved slots and the spare one, the last.
+        recurrent: `[layers, slots+, HV, V, K]`, states.
+        ring: the replay ring, or None.
+        drafts: the verify buffers, or None.
+        spare: the spare slot.
+        allocator: who holds which slot.
+        config, contract, num_slots, num_layers, layout, device: as given.
+
     Raises:
         ConfigError: a size or a layout that makes no sense, or `state_dtype="auto"` with no contract.
     """
@@ -97,8 +106,6 @@ class StatePool:
         self.layout = layout
         self.device = torch.device(device)
         self.allocator = SlotAllocator(num_slots)
-        self.acquire = self.allocator.acquire
-        self.release = self.allocator.release
 
         dtype: torch.dtype = getattr(torch, contract.dtype)
         conv_dtype = getattr(torch, config.activation_dtype) if conv_dtype is None else conv_dtype
@@ -128,6 +135,14 @@ class StatePool:
     def layer(self, index: int) -> LayerState:
         """Views of one layer. They stay valid, and the same objects, for the pool's life."""
         return self._layers[index]
+
+    def acquire(self) -> int:
+        """A free slot; it still holds its last tenant's state. Raises `gdn.SlotError` where there is none."""
+        return self.allocator.acquire()
+
+    def release(self, slot: int) -> None:
+        """Give a slot back. Raises `gdn.SlotError` where nobody holds it."""
+        self.allocator.release(slot)
 
     def reset(self, slots: Slots) -> None:
         """Make slots fresh: zero windows and states, empty rings, whatever they hold."""

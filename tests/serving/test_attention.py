@@ -76,6 +76,12 @@ def test_a_conv_weight_as_a_module_holds_it():
     assert params.conv_weight.data_ptr() == module.weight.data_ptr()
 
 
+def test_a_negative_layer_is_refused():
+    layer = make_stage().parameters[0]
+    with pytest.raises(gdn.InputError, match="layer_id"):
+        gdn.LayerParams(conv_weight=layer.conv_weight, A_log=layer.A_log, dt_bias=layer.dt_bias, layer_id=-1)
+
+
 def test_parameters_updated_in_place_are_seen():
     stage = make_stage()
     prefill(stage, {1: 5})

@@ -116,3 +116,43 @@ def test_verify_and_commit(tree, layout):
             drafts = fresh.rows([DRAFTS * row + node for node in path[:length]])
             truths[slot] = truths[slot].after(drafts)[0]
             eager.assert_holds(slot, truths[slot])
+
+
+@pytest.mark.parametrize("layout", ["slot_major", "page_major"])
+@pytest.mark.parametrize("replay", [0, 3])
+def test_no_step_waits_for_the_device(replay, layout):
+    stage, _ = make(layout, replay_window=replay)
+    slots, one, four = stage.tensor([0, -1, 2]), stage.inputs(3), stage.inputs(12)
+    batches = {
+        "decode": gdn.Batch(slots=slots, snapshot_slots=stage.tensor([6, -1, -1])),
+        "extend": gdn.Batch(
+            slots=slots,
+            query_start_loc=stage.tensor([0, 1, 1, 3]),
+            has_initial_state=stage.tensor([True, False, False], torch.bool),
+            snapshot_slots=stage.tensor([-1, 7, 8]),
+            snapshot_lengths=stage.tensor([-1, 0, 1]),
+        ),
+        "verify": gdn.Batch(
+            slots=slots, positions=stage.tensor([5, 5, 5]), snapshot_slots=stage.tensor([6, 7, 8]), snapshot_interval=8
+        ),
+    }
+    inputs = {"decode": one, "extend": one, "verify": four}
+    parts = {kind: [inputs[kind].of_layer(index, "cuda") for index in range(2)] for kind in batches}
+    accepted = stage.tensor([4, 4, 0])
+
+    def everything():
+        for kind, batch in batches.items():
+            forward = getattr(stage.attention, f"forward_{kind}")
+            for layer, part in zip(stage.parameters, parts[kind], strict=True):
+                forward(layer, batch, *part)
+        stage.attention.commit(batches["verify"], accepted)
+        stage.pool.copy(slots, slots + 6)
+        stage.pool.reset(slots)
+
+    everything()
+    torch.cuda.synchronize()
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        everything()
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
