@@ -69,10 +69,15 @@ class Bench:
         """The serving layer over operations that return at once."""
         rows = self.requests
         conv_one, conv_all = self.x[:rows], torch.empty_like(self.x.view(rows, -1, self.x.shape[1]).transpose(1, 2))
+        result = gdn.ExtendResult(conv_one)
         functions = {
             "conv_update": lambda **arguments: conv_one if arguments["x"].dim() == 2 else conv_all,
             "decode": lambda *args, **arguments: conv_one,
             "verify": lambda *args, **arguments: conv_one,
+            "conv_extend": lambda **arguments: arguments["x"],
+            "qkv_split": lambda mixed: (mixed, mixed, mixed),
+            "gating": lambda *args: (conv_one, conv_one),
+            "extend": lambda *args, **arguments: result,
         }
         if self.triple.packed_decode is not None:
             functions["packed_decode"] = functions["decode"]
@@ -104,6 +109,26 @@ class Bench:
                 else:
                     q, k, v = head_views(mixed, *self.heads)
                     triple.decode(q, k, v, a, b, **gates, ssm_states=state.recurrent, cache_indices=slots)
+
+        return step
+
+    def extend(self, attention: gdn.GdnAttention) -> Callable[[], object]:
+        """A step whose requests bring D tokens each; the last is fresh and the first takes a snapshot."""
+        count, device = self.requests, self.slots.device
+        none = torch.full_like(self.slots, -1)
+        slots, lengths = none.clone(), none.clone()
+        slots[0], lengths[0] = count, 0
+        batch = gdn.Batch(
+            slots=self.slots,
+            query_start_loc=torch.arange(count + 1, dtype=torch.int32, device=device) * max(self.drafts, 1),
+            has_initial_state=torch.arange(count, device=device) < count - 1,
+            snapshot_slots=slots,
+            snapshot_lengths=lengths,
+        )
+
+        def step() -> None:
+            for layer in self.layers:
+                attention.forward_extend(layer, batch, self.x, self.a, self.b)
 
         return step
 
@@ -158,7 +183,11 @@ def main() -> None:
     layers = options.layers or (36 if device.type == "cuda" else 4)
     config = gdn.presets()["qwen3-next-80b-a3b"].shard(4)
     heads = {"num_k_heads": 1, "num_v_heads": 1, "head_k_dim": 16, "head_v_dim": 16} if options.small else {}
-    needs = {"max_draft_tokens": options.drafts, "strided_state": options.layout == "page_major"}
+    needs = {
+        "state_checkpoints": True,
+        "max_draft_tokens": options.drafts,
+        "strided_state": options.layout == "page_major",
+    }
     config = config.model_copy(update={**heads, **needs})
     bench = Bench(config, str(device), options.requests, layers, options.layout)
     print(bench.triple.report.summary())
@@ -172,11 +201,11 @@ def main() -> None:
         "verify": {
             "python": bench.verify(idle), "served": bench.verify(bench.attention), "bare": bench.bare_verify()
         },
+        "extend": {"python": bench.extend(idle), "served": bench.extend(bench.attention)},
     }  # fmt: skip
     for name, functions in steps.items():
         times = {column: us / layers for column, us in host_us(functions, calls, device).items()}
-        row = "   ".join(f"{column} {us:8.1f}" for column, us in times.items())
-        print(f"{name:8} {row}   served - bare {times['served'] - times['bare']:6.1f}   budget {BUDGET_US}")
+        print(f"{name:8}", "   ".join(f"{column} {us:8.1f}" for column, us in times.items()), f"  budget {BUDGET_US}")
     commit = host_us({"commit": bench.commit()}, calls, device)["commit"]
     print(f"commit   {commit:8.1f} us a step, all layers")
 

@@ -9,7 +9,6 @@ from typing import NamedTuple
 from gdn.errors import ConfigError
 from gdn.errors import InputError
 from gdn.serving.batch import Batch
-from gdn.serving.moves import clear_rows
 from gdn.serving.operations import bound
 from gdn.serving.operations import chosen_row
 from gdn.serving.operations import head_views
@@ -30,13 +29,11 @@ class _Plan(NamedTuple):
     Attributes:
         owner: the step that made it.
         rows: `[N]` int64 storage rows of the requests.
-        fresh: `[N]` int64 storage rows of those that start from zero, the spare row for the others; or None.
         snapshots: or None.
     """
 
     owner: ExtendStep
     rows: Tensor
-    fresh: Tensor | None
     snapshots: ExtendSnapshots | None
 
 
@@ -60,9 +57,6 @@ class ExtendStep:
     ) -> Tensor:
         index = layer.layer_id
         state, plan = self._layers[index], self._plan_of(batch, index, mixed_qkv.shape[0])
-        if plan.fresh is not None:
-            clear_rows(self._pool.conv[index : index + 1], plan.fresh)
-            clear_rows(self._pool.recurrent[index : index + 1], plan.fresh)
         snapshot: dict[str, Any] = {}
         if plan.snapshots is not None:
             plan.snapshots.store_windows(self._pool.conv[index], plan.rows, mixed_qkv)
@@ -91,18 +85,16 @@ class ExtendStep:
         if batch.query_start_loc is None:
             raise InputError("query_start_loc: expected [N+1] token boundaries for an extend, got None")
         pool, rows = self._pool, self._pool.rows_of(batch.slots)
-        continued, fresh, snapshots = rows, None, None
-        if batch.has_initial_state is not None:
-            fresh = rows.masked_fill(batch.has_initial_state, pool.spare)
-            continued = rows.masked_fill(~batch.has_initial_state, pool.spare)
+        continued, snapshots = rows, None
         if batch.snapshot_slots is not None:
             if not self._snapshots_served:
-                raise ConfigError("snapshot_slots: the extend of this triple takes no snapshots; resolve with "
-                                  "state_checkpoints=True")  # fmt: skip
+                advice = "resolve with state_checkpoints=True"
+                raise ConfigError(f"snapshot_slots: the extend of this triple takes no snapshots; {advice}")
             snapshots = plan_snapshots(pool, batch, rows, tokens)
-        if pool.ring is not None:
-            pool.fold(continued)
-            pool.ring.forget(rows)
-            if snapshots is not None:
-                pool.ring.forget(snapshots.rows)
-        return _Plan(self, rows, fresh, snapshots)
+        if batch.has_initial_state is not None:
+            pool.clear(rows.masked_fill(batch.has_initial_state, pool.spare))
+            continued = rows.masked_fill(~batch.has_initial_state, pool.spare)
+        pool.fold(continued)
+        if snapshots is not None and pool.ring is not None:
+            pool.ring.forget(snapshots.rows)
+        return _Plan(self, rows, snapshots)

@@ -146,11 +146,7 @@ class StatePool:
 
     def reset(self, slots: Slots) -> None:
         """Make slots fresh: zero windows and states, empty rings, whatever they hold."""
-        rows = self.rows_of(slots)
-        clear_rows(self.conv, rows)
-        clear_rows(self.recurrent, rows)
-        if self.ring is not None:
-            self.ring.forget(rows)
+        self.clear(self.rows_of(slots))
 
     def copy(self, source: Slots, target: Slots) -> None:
         """`target[n]` becomes a copy of `source[n]` in all layers: a snapshot taken, or resumed from.
@@ -183,6 +179,13 @@ class StatePool:
         move_rows(self.conv, to, drafts.windows.flatten(1, 2), origin)
         if self.ring is not None:
             self.ring.forget(to)
+
+    def clear(self, rows: Tensor) -> None:
+        """`reset` for `rows [N]` (from `rows_of`)."""
+        clear_rows(self.conv, rows)
+        clear_rows(self.recurrent, rows)
+        if self.ring is not None:
+            self.ring.forget(rows)
 
     def fold(self, rows: Tensor) -> None:
         """Bring the recurrent states of `rows [N]` (from `rows_of`) up to date where a replay ring lags behind."""

@@ -78,16 +78,11 @@ class VerifyStep:
 
     def commit(self, batch: Batch, accepted: Tensor, nodes: Tensor | None) -> None:
         """See `GdnAttention.commit`."""
+        crossings = _crossings(batch, accepted, nodes)
         self._pool.commit(batch.slots, _node_at(nodes, accepted - 1), rows=batch.rows)
-        if batch.snapshot_slots is None or not batch.snapshot_interval:
-            return
-        if batch.positions is None:
-            raise InputError("positions: expected [N] tokens behind each request for snapshot_interval, got None")
-        before, after = batch.positions, batch.positions + accepted
-        boundary = after // batch.snapshot_interval * batch.snapshot_interval
-        crossed = (boundary > before) & (self._pool.rows_of(batch.slots) != self._pool.spare)
-        steps = _node_at(nodes, boundary - before - 1).masked_fill(~crossed, -1)
-        self._pool.commit(batch.snapshot_slots, steps, rows=batch.rows)
+        if batch.snapshot_slots is not None and crossings is not None:
+            padded = self._pool.rows_of(batch.slots) == self._pool.spare
+            self._pool.commit(batch.snapshot_slots, crossings.masked_fill(padded, -1), rows=batch.rows)
 
     def _open(self, batch: Batch, tokens: int) -> _Plan:
         drafts, requests = self._pool.require_drafts(), batch.slots.shape[0]
@@ -119,6 +114,18 @@ def _steps(drafts: DraftBuffers, batch: Batch, tokens: int) -> int:
         limit = f"{requests} requests times 1 to max_draft_tokens={drafts.steps} drafts"
         raise InputError(f"mixed_qkv: expected rows for {limit}, got {tokens}")
     return steps
+
+
+def _crossings(batch: Batch, accepted: Tensor, nodes: Tensor | None) -> Tensor | None:
+    """`[N]`, the draft after which each request stands at a multiple of the snapshot interval, -1 for none; the last
+    one where there are several. None without a plan.
+    """
+    if batch.snapshot_slots is None or not batch.snapshot_interval:
+        return None
+    if batch.positions is None:
+        raise InputError("positions: expected [N] tokens behind each request for snapshot_interval, got None")
+    boundary = (batch.positions + accepted) // batch.snapshot_interval * batch.snapshot_interval
+    return _node_at(nodes, boundary - batch.positions - 1).masked_fill(boundary <= batch.positions, -1)
 
 
 def _node_at(nodes: Tensor | None, depth: Tensor) -> Tensor:

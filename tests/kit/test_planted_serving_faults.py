@@ -7,7 +7,6 @@ import pytest
 import gdn
 from gdn.serving import decode
 from gdn.serving import drafts
-from gdn.serving import extend
 from gdn.serving import pool
 from gdn.serving import ring
 from gdn.serving import snapshots
@@ -36,7 +35,7 @@ def without_links(plan):
 
 NOTHING = wrapped(lambda original, *args, **options: None)
 FAULTS = {
-    "a fresh slot keeps its tenant": (extend, "clear_rows", NOTHING, 0),
+    "a fresh slot keeps its tenant": (pool.StatePool, "clear", NOTHING, 0),
     "a commit one step early": (
         drafts.DraftBuffers, "find", wrapped(lambda find, self, rows, steps: find(self, rows, steps - 1)), 0,
     ),

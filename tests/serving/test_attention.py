@@ -54,6 +54,24 @@ def test_page_major_pools_on_backends_that_take_only_dense_slots(replay, device,
 
 
 @pytest.mark.parametrize("device", DEVICES)
+def test_a_plan_without_snapshots_that_names_the_request_itself(device, monkeypatch):
+    chosen_row = operations.chosen_row
+    dense_row = lambda *args: chosen_row(*args).model_copy(update={"strided_state": False})  # noqa: E731
+    monkeypatch.setattr(operations, "chosen_row", dense_row)
+    stage = make_stage(device, layout="page_major")
+    inputs = stage.inputs(70)
+    batch = gdn.Batch(
+        slots=stage.tensor([2]),
+        query_start_loc=stage.tensor([0, 70]),
+        has_initial_state=stage.tensor([False], torch.bool),
+        snapshot_slots=stage.tensor([2]),
+        snapshot_lengths=stage.tensor([-1]),
+    )
+    stage.forward("extend", batch, [inputs])
+    stage.assert_holds(2, stage.fresh().after(inputs)[0])
+
+
+@pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("activation", ["bfloat16", "float16"])
 def test_16_bit_activations(activation, device):
     Scenario(CONFIG.model_copy(update={"activation_dtype": activation}), device).run(150)

@@ -30,6 +30,7 @@ GIVEN = {
 
 def test_what_has_no_value_becomes_padding():
     batch = full_batch()
+    batch.plan = "of another step"
     addresses = {name: getattr(batch, name).data_ptr() for name in GIVEN}
     batch.refresh(**GIVEN, snapshot_slots=torch.tensor([6]), retrieve_next_token=[[1, -1]])
     assert batch.slots.tolist() == [4, 2, -1]
@@ -42,6 +43,7 @@ def test_what_has_no_value_becomes_padding():
     assert batch.retrieve_next_token.tolist() == [[1, -1], [-1, -1], [-1, -1]]
     assert batch.retrieve_next_sibling.tolist() == [[-1, -1]] * 3
     assert batch.seq_lens_cpu is None
+    assert batch.plan is None
     assert {name: getattr(batch, name).data_ptr() for name in GIVEN} == addresses
 
 
