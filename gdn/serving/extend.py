@@ -24,16 +24,9 @@ if TYPE_CHECKING:
 
 
 class _Plan(NamedTuple):
-    """What all layers of one step share.
-
-    Attributes:
-        owner: the step that made it.
-        rows: `[N]` int64 storage rows of the requests.
-        snapshots: or None.
-    """
+    """What all layers of one step share."""
 
     owner: ExtendStep
-    rows: Tensor
     snapshots: ExtendSnapshots | None
 
 
@@ -43,6 +36,7 @@ class ExtendStep:
     def __init__(self, triple: ResolvedTriple, pool: StatePool) -> None:
         config = triple.config
         self._pool = pool
+        self._conv = list(pool.conv)
         self._layers = [pool.layer(index) for index in range(pool.num_layers)]
         self._heads = config.num_k_heads, config.head_k_dim, config.head_v_dim
         self._conv_extend = needed(triple, pool, "conv_extend")
@@ -59,7 +53,7 @@ class ExtendStep:
         state, plan = self._layers[index], self._plan_of(batch, index, mixed_qkv.shape[0])
         snapshot: dict[str, Any] = {}
         if plan.snapshots is not None:
-            plan.snapshots.store_windows(self._pool.conv[index], plan.rows, mixed_qkv)
+            plan.snapshots.store_windows(self._conv[index], mixed_qkv)
             snapshot = {"snapshot_chunks": plan.snapshots.chunks, "snapshot_slots": plan.snapshots.slots}
         mixed = self._conv_extend(
             x=mixed_qkv.t(), weight=layer.conv_weight, bias=layer.bias, conv_states=state.conv,
@@ -82,19 +76,22 @@ class ExtendStep:
         return plan
 
     def _open(self, batch: Batch, tokens: int) -> _Plan:
-        if batch.query_start_loc is None:
-            raise InputError("query_start_loc: expected [N+1] token boundaries for an extend, got None")
+        self._check(batch)
         pool, rows = self._pool, self._pool.rows_of(batch.slots)
-        continued, snapshots = rows, None
-        if batch.snapshot_slots is not None:
-            if not self._snapshots_served:
-                advice = "resolve with state_checkpoints=True"
-                raise ConfigError(f"snapshot_slots: the extend of this triple takes no snapshots; {advice}")
-            snapshots = plan_snapshots(pool, batch, rows, tokens)
+        continued = rows
         if batch.has_initial_state is not None:
             pool.clear(rows.masked_fill(batch.has_initial_state, pool.spare))
             continued = rows.masked_fill(~batch.has_initial_state, pool.spare)
         pool.fold(continued)
-        if snapshots is not None and pool.ring is not None:
-            pool.ring.forget(snapshots.rows)
-        return _Plan(self, rows, snapshots)
+        return _Plan(self, None if batch.snapshot_slots is None else plan_snapshots(pool, batch, rows, tokens))
+
+    def _check(self, batch: Batch) -> None:
+        if batch.query_start_loc is None:
+            raise InputError("query_start_loc: expected [N+1] token boundaries for an extend, got None")
+        if batch.snapshot_slots is None:
+            return
+        if batch.snapshot_lengths is None:
+            raise InputError("snapshot_lengths: expected [N] tokens of the extend for snapshot_slots, got None")
+        if not self._snapshots_served:
+            advice = "resolve with state_checkpoints=True"
+            raise ConfigError(f"snapshot_slots: the extend of this triple takes no snapshots; {advice}")
