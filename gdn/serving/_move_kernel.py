@@ -18,7 +18,7 @@ BLOCK = 2048
 
 
 @triton.jit(do_not_specialize=["spare"])
-def _move_kernel(
+def move_kernel(
     target,
     to,
     source,
@@ -58,7 +58,7 @@ def launch(target: Tensor, to: Tensor, source: Tensor | None = None, origin: Ten
         return
     strides = (0, 0) if source is None else source.stride()[:2]
     with _on_device(target):
-        _move_kernel[grid](target, to, source, origin, rows - 1, size, *target.stride()[:2], *strides, BLOCK=BLOCK)
+        move_kernel[grid](target, to, source, origin, rows - 1, size, *target.stride()[:2], *strides, BLOCK=BLOCK)
 
 
 def _on_device(tensor: Tensor) -> AbstractContextManager[None]:

@@ -207,9 +207,8 @@ class Scenario(Stage):
             self._count("dropped verify")
             return
         nodes = [[*path, *[0] * (drafts - len(path))] for path in paths]
-        self.attention.commit(
-            batch, self.tensor(accepted), self.tensor(nodes).view(-1, drafts) if tree else None
-        )  # fmt: skip
+        path_nodes = self.tensor(nodes).view(-1, drafts) if tree else None
+        self.attention.commit(batch, self.tensor(accepted), path_nodes)
         for row, slot in enumerate(slots):
             if slot not in self.requests:
                 continue
