@@ -53,6 +53,15 @@ def test_page_major_pools_on_backends_that_take_only_dense_slots(replay, device,
     assert scenario.done["chain"] >= 10
 
 
+@pytest.mark.parametrize("replay", [0, 4])
+def test_operations_are_called_with_values_that_make_sense(replay, monkeypatch):
+    resolve = stages.resolve
+    monkeypatch.setattr(stages, "resolve", lambda *args, **options: resolve(*args, **options).checked())
+    scenario = Scenario(CONFIG.model_copy(update={"replay_window": replay}), "cpu")
+    scenario.padding = (-1,)
+    scenario.run(150)
+
+
 @pytest.mark.parametrize("device", DEVICES)
 def test_a_plan_without_snapshots_that_names_the_request_itself(device, monkeypatch):
     chosen_row = operations.chosen_row

@@ -46,6 +46,7 @@ class Scenario(Stage):
 
     Attributes:
         requests, snapshots: who holds which slot.
+        padding: slots of rows that are nobody's.
         done: steps of each kind, and of what happened in them, so that a test can see that nothing was left out.
     """
 
@@ -55,6 +56,7 @@ class Scenario(Stage):
         self.requests: dict[int, Held] = {}
         self.snapshots: dict[int, Held] = {}
         self.done: dict[str, int] = {}
+        self.padding = (-1, self.pool.num_slots)
         for slot in range(self.pool.num_slots):
             self.poison(slot)
 
@@ -227,7 +229,7 @@ class Scenario(Stage):
         chosen = self.random.sample(ready, self.random.randint(min(1, len(ready)), len(ready)))
         if self.random.random() < 0.03:
             chosen = []
-        chosen += [self.random.choice((-1, self.pool.num_slots)) for _ in range(self.random.choice((0, 0, 1, 2)))]
+        chosen += [self.random.choice(self.padding) for _ in range(self.random.choice((0, 0, 1, 2)))]
         self.random.shuffle(chosen)
         return chosen
 
