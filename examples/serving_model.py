@@ -18,7 +18,7 @@ from transformers.models.qwen3_next.modeling_qwen3_next import apply_rotary_pos_
 import gdn
 
 
-@dataclass
+@dataclass(eq=False)
 class Request:
     """Prompt and generated tokens; `computed` of them have gone through the layers."""
 

@@ -86,6 +86,24 @@ def test_16_bit_activations(activation, device):
     Scenario(CONFIG.model_copy(update={"activation_dtype": activation}), device).run(150)
 
 
+@pytest.mark.parametrize("device", DEVICES)
+def test_windows_of_another_dtype_than_the_activations(device):
+    stage = make_stage(device, activation_dtype="bfloat16")
+    triple = stage.attention.triple
+    stage.pool = gdn.StatePool(
+        stage.config, 6, stage.device, num_layers=2, max_requests=2, contract=triple.state, conv_dtype=torch.float32
+    )
+    stage.attention = gdn.GdnAttention(triple, stage.pool)
+    truths = prefill(stage, {1: 70, 4: 2})
+    truths |= prefill(stage, {4: 1, 1: 3}, truths)
+    batch, drafts = gdn.Batch(slots=stage.tensor([4, 1])), [stage.inputs(3), stage.inputs(3)]
+    stage.forward("verify", batch, drafts)
+    stage.attention.commit(batch, stage.tensor([2, 3]))
+    assert stage.pool.layer(0).windows.dtype == torch.float32
+    stage.assert_holds(4, truths[4].after(drafts[0].rows(slice(2)))[0])
+    stage.assert_holds(1, truths[1].after(drafts[1])[0])
+
+
 @pytest.mark.parametrize("width", [1, 2, 8])
 def test_other_conv_widths(width):
     config = CONFIG.model_copy(update={"conv_kernel_size": width})
