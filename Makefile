@@ -49,7 +49,7 @@ numerics: $(VENV)/ready
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n 2 tests -m "not interpret and not cross_compile and not gpu and not large"
 
 kernels: $(VENV)/triton
-	TRITON_INTERPRET=1 OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n 2 tests/backends/triton -m interpret
+	TRITON_INTERPRET=1 OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n 2 tests/backends/triton tests/serving -m interpret
 	$(BIN)/python -m pytest -q -n 2 tests/backends/triton -m "cross_compile and not slow"
 
 docs: $(VENV)/ready

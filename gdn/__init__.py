@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from gdn.errors import PluginError
     from gdn.errors import RequirementError
     from gdn.errors import ResolutionError
+    from gdn.errors import SlotError
     from gdn.errors import UnknownBackendError
     from gdn.errors import UnknownDeviceError
     from gdn.hookspecs import GDN_PLUGIN_API
@@ -42,6 +43,10 @@ if TYPE_CHECKING:
     from gdn.registry import BackendStatus
     from gdn.report import Rejection
     from gdn.report import ResolutionReport
+    from gdn.serving.attention import GdnAttention
+    from gdn.serving.batch import Batch
+    from gdn.serving.parameters import LayerParams
+    from gdn.serving.pool import StatePool
     from gdn.triple import ResolvedTriple
     from gdn.types import StateContract
 
@@ -61,6 +66,7 @@ _HOMES: Final = {
         "PluginError",
         "RequirementError",
         "ResolutionError",
+        "SlotError",
         "UnknownBackendError",
         "UnknownDeviceError",
     ),
@@ -68,6 +74,10 @@ _HOMES: Final = {
     "gdn.ops": ("ExtendResult",),
     "gdn.registry": ("BackendStatus",),
     "gdn.report": ("Rejection", "ResolutionReport"),
+    "gdn.serving.attention": ("GdnAttention",),
+    "gdn.serving.batch": ("Batch",),
+    "gdn.serving.parameters": ("LayerParams",),
+    "gdn.serving.pool": ("StatePool",),
     "gdn.triple": ("ResolvedTriple",),
     "gdn.types": ("StateContract",),
 }
@@ -80,15 +90,18 @@ __all__ = [
     "BackendManifest",
     "BackendRefused",
     "BackendStatus",
+    "Batch",
     "BindContext",
     "CapabilityRow",
     "ConfigError",
     "DeviceInfo",
     "ExtendResult",
+    "GdnAttention",
     "GdnConfig",
     "GdnError",
     "InputError",
     "InstallationError",
+    "LayerParams",
     "NoBackendError",
     "PluginError",
     "Rejection",
@@ -96,7 +109,9 @@ __all__ = [
     "ResolutionError",
     "ResolutionReport",
     "ResolvedTriple",
+    "SlotError",
     "StateContract",
+    "StatePool",
     "UnknownBackendError",
     "UnknownDeviceError",
     "__version__",

@@ -23,6 +23,10 @@ class InputError(GdnError, ValueError):
     """
 
 
+class SlotError(GdnError, RuntimeError):
+    """A slot was released that nobody holds, or acquired where none is free."""
+
+
 class UnknownBackendError(GdnError, LookupError):
     """A backend name that no loaded plugin registered; the text names the nearest one."""
 

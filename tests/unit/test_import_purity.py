@@ -1,5 +1,6 @@
 """Importing gdn, explaining and listing load no framework."""
 
+import importlib.util
 import subprocess
 import sys
 
@@ -27,8 +28,13 @@ def test_no_framework_is_imported(code):
     assert done.returncode == 0, done.stderr
 
 
+SERVING = {"Batch", "GdnAttention", "LayerParams", "StatePool"}
+"""Names of the serving layer: classes over tensors, so they need torch."""
+
+
 def test_every_public_name_is_there():
-    code = "import gdn; names = [getattr(gdn, n) for n in gdn.__all__]; assert dir(gdn) == sorted(gdn.__all__); gdn.nothing"
+    unavailable = set() if importlib.util.find_spec("torch") else SERVING
+    code = f"import gdn; names = [getattr(gdn, n) for n in gdn.__all__ if n not in {unavailable}]; assert dir(gdn) == sorted(gdn.__all__); gdn.nothing"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
     assert done.stderr.splitlines()[-1] == "AttributeError: module 'gdn' has no attribute 'nothing'"
 

@@ -37,6 +37,8 @@ from gdn.backends.triton.dots import chunk_precision
 from gdn.backends.triton.dots import fp32_precision
 from gdn.backends.triton.dots import raw_product
 from gdn.backends.triton.extend_tuning import extend_tile
+from gdn.serving._move_kernel import BLOCK
+from gdn.serving._move_kernel import move_kernel
 
 pytestmark = pytest.mark.cross_compile
 
@@ -185,6 +187,14 @@ def test_convolution_gating_and_split(architecture):
     )
     for kernel, constants in tiles:
         compiled(kernel, architecture, pointers, constants, floats=())
+
+
+@pytest.mark.parametrize("architecture", SHARED_MEMORY)
+@pytest.mark.parametrize("missing", [(), ("source", "origin")])
+def test_moves_of_the_serving_layer(architecture, missing):
+    pointers = {"target": "bf16", "source": "bf16", "to": "i64", "origin": "i64"}
+    pointers = {name: kind for name, kind in pointers.items() if name not in missing}
+    compiled(move_kernel, architecture, pointers, {"BLOCK": BLOCK}, floats=(), missing=missing)
 
 
 def test_every_claimed_architecture_is_compiled_here():
