@@ -13,6 +13,7 @@ import triton.language as tl
 
 from gdn.backends.triton._extend_prepare_kernel import prepare_kernel
 from gdn.backends.triton._extend_state_kernel import state_kernel
+from gdn.backends.triton._plan import template
 from gdn.backends.triton.dots import chunk_precision
 from gdn.backends.triton.extend_tuning import extend_tile
 from gdn.backends.triton.launch import Launch
@@ -40,8 +41,12 @@ class Plan(NamedTuple):
 
     prepare: Launch
     walk: Launch
-    chunks: int
+    chunk_programs: int
     programs: int
+    out: Tensor
+    matrix: Tensor
+    factors: Tensor
+    """Templates of the output and of what the first kernel leaves to the second."""
     scale: float
     prepare_numbers: tuple[int, ...]
     walk_numbers: tuple[int, ...]
@@ -63,19 +68,17 @@ def factory(context: BindContext) -> Extend:
             bool(return_chunk_states),
         )  # fmt: skip
         check_seq_lens(seq_lens_cpu, query_start_loc)
-        value_heads = v.shape[2]
         if out is None:
-            out = torch.empty(v.shape, dtype=v.dtype, device=v.device)
+            out = torch.empty_like(plan.out)
         entering, starts = None, None
         if return_chunk_states:
             entering, starts = _chunk_states(ssm_states, query_start_loc, seq_lens_cpu)
         if plan.programs == 0:
             return ExtendResult(out.zero_(), None, entering)
-        matrices = v.new_empty(2, plan.chunks, value_heads, CHUNK, CHUNK)
-        factors = torch.empty((plan.chunks, value_heads, 4, CHUNK), dtype=torch.float32, device=v.device)
-        solve, attend = matrices.unbind(0)
+        solve, attend = torch.empty_like(plan.matrix), torch.empty_like(plan.matrix)
+        factors = torch.empty_like(plan.factors)
         plan.prepare(
-            plan.chunks * value_heads, 1, 1,
+            plan.chunk_programs, 1, 1,
             q, k, g, beta, query_start_loc, solve, attend, factors, plan.scale if scale is None else scale,
             *plan.prepare_numbers,
         )  # fmt: skip
@@ -129,14 +132,18 @@ def _plan(
         "STAGES": tile.stages,
         "MOST_CHUNKS": tokens // CHUNK + 1 if _INTERPRETED else 0,
     }
+    chunks = tokens // CHUNK + sequences if tokens else 0
     snapshot_strides = (0, 0)
     if snapshot_chunks is not None and snapshot_slots is not None:
         snapshot_strides = (snapshot_chunks.stride(0), snapshot_slots.stride(0))
     return Plan(
         Launch(prepare_kernel, constants, num_warps=tile.prepare_warps),
         Launch(state_kernel, walk_constants, num_warps=tile.warps, num_stages=tile.stages),
-        tokens // CHUNK + sequences if tokens else 0,
+        chunks * value_heads,
         sequences * value_heads * triton.cdiv(value_dim, tile.rows),
+        template(tuple(v.shape), v.dtype, v.device),
+        template((chunks, value_heads, CHUNK, CHUNK), v.dtype, v.device),
+        template((chunks, value_heads, 4, CHUNK), torch.float32, v.device),
         key_dim**-0.5,
         (
             tokens, sequences, *q.stride()[1:], *k.stride()[1:], *g.stride()[1:], *beta.stride()[1:],

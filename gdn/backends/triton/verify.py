@@ -9,6 +9,7 @@ from typing import NamedTuple
 import torch
 import triton
 
+from gdn.backends.triton._plan import template
 from gdn.backends.triton._verify_kernel import verify_kernel
 from gdn.backends.triton._verify_walk_kernel import unbuffered_tree_walk_kernel
 from gdn.backends.triton._verify_walk_kernel import verify_walk_kernel
@@ -37,9 +38,8 @@ class Plan(NamedTuple):
 
     launch: Launch
     grid: tuple[int, int]
-    shape: tuple[int, int, int, int]
-    dtype: torch.dtype
-    device: torch.device
+    out: Tensor
+    """A `template` of the output."""
     scale: float
     numbers: tuple[int, ...]
     has_buffer: bool
@@ -62,7 +62,7 @@ def factory(context: BindContext) -> Verify:
             intermediate_state_indices, cache_steps, retrieve_parent_token, out,
         )  # fmt: skip
         if out is None:
-            out = torch.empty(plan.shape, dtype=plan.dtype, device=plan.device)
+            out = torch.empty_like(plan.out)
         scale = plan.scale if scale is None else scale
         if plan.grid[0] == 0:
             return out.zero_()
@@ -136,6 +136,6 @@ def _plan(
         constants["DRAFTS"] = DRAFTS_AT_ONCE
     constants = {name: constants[name] for name in kernel.arg_names if name in constants}
     return Plan(
-        Launch(kernel, constants, num_warps=tile.warps), grid, (1, tokens, value_heads, value_dim), v.dtype, v.device,
-        key_dim**-0.5, numbers, has_buffer,
+        Launch(kernel, constants, num_warps=tile.warps), grid,
+        template((1, tokens, value_heads, value_dim), v.dtype, v.device), key_dim**-0.5, numbers, has_buffer,
     )  # fmt: skip
