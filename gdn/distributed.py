@@ -11,14 +11,11 @@ calls is left to the group's own timeout.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from collections.abc import Iterable
 from collections.abc import Mapping
 from dataclasses import dataclass
 from dataclasses import replace
 from typing import Any
-from typing import Generic
-from typing import TypeVar
 
 from gdn.agreement import Decision
 from gdn.agreement import Offer
@@ -37,13 +34,13 @@ from gdn.bind import Refusal
 from gdn.bind import bind
 from gdn.config import GdnConfig
 from gdn.device import DeviceInfo
-from gdn.errors import ConfigError
 from gdn.errors import RankError
 from gdn.errors import ResolutionError
 from gdn.errors import UnknownDeviceError
 from gdn.outcome import failure
 from gdn.outcome import log
 from gdn.outcome import triple_of
+from gdn.ranks import Ranks
 from gdn.registry import get_registry
 from gdn.report import ResolutionReport
 from gdn.resolver import Facts
@@ -54,8 +51,6 @@ from gdn.selection import Require
 from gdn.selection import Selection
 from gdn.triple import ResolvedTriple
 from gdn.types import Operation
-
-Value = TypeVar("Value")
 
 
 def resolve(
@@ -83,7 +78,7 @@ def resolve(
         ConfigError: the ranks' configs differ (on every rank), or there is no such group.
         RankError: another rank failed.
     """
-    ranks = _Ranks.of(group)
+    ranks = Ranks.of(group)
     question = ranks.share(lambda: _Question.of(config, device, require, prefer, exclude, bindable=True))
     refused: dict[tuple[str, Operation, int], str] = {}
     built: dict[Any, Any] = {}
@@ -114,7 +109,7 @@ def explain(
     Raises:
         ConfigError, RankError: as for `resolve`. An incomplete answer is no error here.
     """
-    ranks = _Ranks.of(group)
+    ranks = Ranks.of(group)
     assumed = tuple(assume_installed)
     question = ranks.share(lambda: _Question.of(config, device, require, prefer, exclude, assumed))
     return _agree(question, ranks, {}, bindable=False)
@@ -155,7 +150,7 @@ class _Question:
 
 
 def _agree(
-    question: _Question, ranks: _Ranks, refused: Mapping[tuple[str, Operation, int], str], *, bindable: bool
+    question: _Question, ranks: Ranks, refused: Mapping[tuple[str, Operation, int], str], *, bindable: bool
 ) -> ResolutionReport:
     """This rank's report of the joint choice. Raises on every rank alike where a triple is wanted and there is none."""
     facts = question.facts(refused)
@@ -189,7 +184,7 @@ def _agree(
     return replace(report, state=decision.state, notes=(*report.notes, *decision.notes))
 
 
-def _bind(report: ResolutionReport, ranks: _Ranks, built: dict[Any, Any]) -> tuple[Bound | Refusal, bool]:
+def _bind(report: ResolutionReport, ranks: Ranks, built: dict[Any, Any]) -> tuple[Bound | Refusal, bool]:
     """This rank's functions or refusal, and whether every rank has its functions."""
     manifests = {manifest.name: manifest for manifest in get_registry().manifests}
     outcome = ranks.share(lambda: bind(report, manifests, built))
@@ -198,72 +193,3 @@ def _bind(report: ResolutionReport, ranks: _Ranks, built: dict[Any, Any]) -> tup
         keys = ", ".join(f"{key} on rank {rank}" for rank, (_, key) in zip(ranks.numbers, answers, strict=True))
         raise RankError(f"the ranks hold different triples, although the first chose for all: {keys}")
     return outcome, all(bound for bound, _ in answers)
-
-
-@dataclass(frozen=True, slots=True)
-class _Raised:
-    """An exception on another rank."""
-
-    text: str
-
-
-@dataclass(frozen=True, slots=True)
-class _Shared(Generic[Value]):
-    value: Value
-
-
-@dataclass(frozen=True, slots=True)
-class _Ranks:
-    """The ranks of a group, by their numbers in the whole world."""
-
-    group: Any
-    numbers: tuple[int, ...]
-    own: int
-
-    @classmethod
-    def of(cls, group: Any) -> _Ranks:
-        from torch import distributed
-
-        if not (distributed.is_available() and distributed.is_initialized()):
-            raise ConfigError("torch.distributed is not initialised: call init_process_group first, or gdn.resolve")
-        own = distributed.get_rank()
-        numbers = () if group == distributed.GroupMember.NON_GROUP_MEMBER else _numbers(group)
-        if own not in numbers:
-            raise ConfigError(f"rank {own} is not in the group")
-        return cls(group, numbers, own)
-
-    @property
-    def first(self) -> bool:
-        """Whether this rank chooses."""
-        return self.own == self.numbers[0]
-
-    def gather(self, step: Callable[[], Value]) -> list[Value]:
-        """`step()` of every rank, in order. Where it raises on one, all raise."""
-        from torch import distributed
-
-        mine: _Shared[Value] | _Raised
-        problem: Exception | None = None
-        try:
-            mine = _Shared(step())
-        except Exception as error:  # raised again below, once the others know
-            mine, problem = _Raised(f"{type(error).__name__}: {error}"), error
-        everyone: list[Any] = [None] * len(self.numbers)
-        distributed.all_gather_object(everyone, mine, group=self.group)
-        if problem is not None:
-            raise problem
-        for rank, theirs in zip(self.numbers, everyone, strict=True):
-            if isinstance(theirs, _Raised):
-                raise RankError(f"rank {rank} failed while all ranks resolved together: {theirs.text}")
-        return [theirs.value for theirs in everyone]
-
-    def share(self, step: Callable[[], Value]) -> Value:
-        """`step()` of this rank, which every rank takes at the same time."""
-        kept: list[Value] = []
-        self.gather(lambda: kept.append(step()))
-        return kept[0]
-
-
-def _numbers(group: Any) -> tuple[int, ...]:
-    from torch import distributed
-
-    return tuple(distributed.get_process_group_ranks(group if group is not None else distributed.group.WORLD))
