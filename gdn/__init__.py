@@ -14,6 +14,7 @@ from typing import Final
 from gdn._version import __version__
 
 if TYPE_CHECKING:
+    from gdn import distributed
     from gdn.api import backends
     from gdn.api import clear_cache
     from gdn.api import explain
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
     from gdn.errors import InstallationError
     from gdn.errors import NoBackendError
     from gdn.errors import PluginError
+    from gdn.errors import RankError
     from gdn.errors import RequirementError
     from gdn.errors import ResolutionError
     from gdn.errors import SlotError
@@ -64,6 +66,7 @@ _HOMES: Final = {
         "InstallationError",
         "NoBackendError",
         "PluginError",
+        "RankError",
         "RequirementError",
         "ResolutionError",
         "SlotError",
@@ -104,6 +107,7 @@ __all__ = [
     "LayerParams",
     "NoBackendError",
     "PluginError",
+    "RankError",
     "Rejection",
     "RequirementError",
     "ResolutionError",
@@ -118,6 +122,7 @@ __all__ = [
     "backends",
     "clear_cache",
     "detect_device",
+    "distributed",
     "explain",
     "hookimpl",
     "presets",
@@ -126,6 +131,8 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
+    if name == "distributed":
+        return importlib.import_module("gdn.distributed")
     for home, names in _HOMES.items():
         if name in names:
             value = getattr(importlib.import_module(home), name)

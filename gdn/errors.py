@@ -59,6 +59,10 @@ class RequirementError(ResolutionError):
     """A required backend can't serve its operation."""
 
 
+class RankError(GdnError, RuntimeError):
+    """Another rank of the group failed while all of them resolved together; the text names it and its error."""
+
+
 class BackendRefused(GdnError, RuntimeError):
     """Raised by a backend's factory that can't serve this config on this device after all.
 

@@ -14,6 +14,7 @@ HEAVY = "{'torch', 'triton', 'numpy', 'transformers', 'cutlass', 'flashinfer', '
     [
         "import gdn",
         "import gdn; gdn.backends()",
+        "import gdn; gdn.distributed.resolve",
         "import gdn; gdn.backends(); import gdn.backends.triton; assert gdn.backends() is gdn.backends()",
         "import gdn.backends.cpu; import gdn; assert {s.name for s in gdn.backends()} >= {'cpu', 'triton'}",
         "import gdn; gdn.explain(gdn.presets()['qwen3-next-80b-a3b'], device=gdn.DeviceInfo.parse('sm90'))",
