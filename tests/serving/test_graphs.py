@@ -118,6 +118,7 @@ def test_verify_and_commit(tree, layout):
             eager.assert_holds(slot, truths[slot])
 
 
+@pytest.mark.filterwarnings("ignore:Synchronization debug mode:UserWarning")
 @pytest.mark.parametrize("layout", ["slot_major", "page_major"])
 @pytest.mark.parametrize("replay", [0, 3])
 def test_no_step_waits_for_the_device(replay, layout):
@@ -151,8 +152,8 @@ def test_no_step_waits_for_the_device(replay, layout):
 
     everything()
     torch.cuda.synchronize()
-    torch.cuda.set_sync_debug_mode("error")
     try:
+        torch.cuda.set_sync_debug_mode("error")
         everything()
     finally:
         torch.cuda.set_sync_debug_mode("default")

@@ -49,7 +49,7 @@ def gates(a, b, A_log, dt_bias):
 
 @triton.jit
 def raw_dot(rows, stored, OPERAND: tl.constexpr, PRECISION: tl.constexpr):
-    """Raw keys or queries `[M, BK]` times the rows of a state or a ring `[N, BK]`, fp32 `[M, N]`.
+    """Raw keys or queries `[M, BK]` times the rows of a state `[N, BK]`, fp32 `[M, N]`.
 
     PRECISION "split" is for 16-bit rows and fp32 states: their upper 11 bits and the rest, in tf32.
     """

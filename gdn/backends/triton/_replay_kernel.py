@@ -5,7 +5,6 @@ import triton.language as tl
 
 from gdn.backends.triton._recurrent_math import gates
 from gdn.backends.triton._recurrent_math import load_row
-from gdn.backends.triton._recurrent_math import raw_dot
 from gdn.backends.triton._recurrent_math import slot_of
 from gdn.backends.triton._recurrent_math import token_factors
 
@@ -16,14 +15,12 @@ def replay_kernel(
     scale, num_slots, k_offset, v_offset, token_stride, column_stride, a_token, a_head, b_token, b_head,
     A_log_head, dt_bias_head, state_slot, index_stride, d_slot, k_slot, g_slot, cursor_stride, forced_stride,
     HV: tl.constexpr, RATIO: tl.constexpr, K: tl.constexpr, V: tl.constexpr, L: tl.constexpr, BK: tl.constexpr,
-    BV: tl.constexpr, TILES: tl.constexpr, BL: tl.constexpr, FORCED: tl.constexpr, OPERAND: tl.constexpr,
-    PRECISION: tl.constexpr, RING_OPERAND: tl.constexpr, RING_PRECISION: tl.constexpr, EXACT: tl.constexpr,
+    BV: tl.constexpr, TILES: tl.constexpr, BL: tl.constexpr, FORCED: tl.constexpr,
 ):  # fmt: skip
     """Program (row, head, TILES tiles of BV state rows), the tiles fastest. `out` is contiguous `[rows, HV, V]`.
 
-    The new key and query are rows 0 and 1 of a tile whose other rows are 0, for tensor cores; raw, so that products of
-    16-bit numbers are exact. Their products with the ring are found once for all tiles. Entries at and after the cursor
-    are never read, and the appended one is the cursor's: no program reads what another writes.
+    The ring's products with the new key and query are found once for all tiles. Entries at and after the cursor are
+    never read, and the appended one is the cursor's: no program reads what another writes.
     """
     PARTS: tl.constexpr = (V + BV * TILES - 1) // (BV * TILES)
     program = tl.program_id(0)
@@ -55,17 +52,15 @@ def replay_kernel(
     held = entries < length
     keys = tl.load(
         k_base + entries[:, None] * K + columns[None, :], mask=held[:, None] & column_inside[None, :], other=0.0
-    )
+    ).to(tl.float32)
     decays = tl.load(g_base + entries, mask=held, other=0.0)
     total = tl.sum(decays, 0)
     later = tl.load(g_base + entries + 1, mask=entries + 1 < length, other=0.0)
     weights = tl.where(held, tl.exp(tl.cumsum(later, 0, reverse=True)), 0.0)
 
     source = mixed_qkv + row * token_stride
-    query_place = source + key_head * K * column_stride
-    key_place = query_place + k_offset
-    query = load_row(query_place, columns, column_stride, K, BK)
-    key = load_row(key_place, columns, column_stride, K, BK)
+    query = load_row(source + key_head * K * column_stride, columns, column_stride, K, BK)
+    key = load_row(source + k_offset + key_head * K * column_stride, columns, column_stride, K, BK)
     g, beta = gates(
         a + row * a_token + head * a_head, b + row * b_token + head * b_head,
         A_log + head * A_log_head, dt_bias + head * dt_bias_head,
@@ -73,30 +68,36 @@ def replay_kernel(
     q_factor, k_factor, overlap = token_factors(query, key, scale)
     alpha = tl.exp(g)
     base_decay = tl.exp(total)
-    pair = tl.arange(0, 16)
-    pair_place = query_place + tl.where(pair == 0, k_offset, 0)[:, None] + columns[None, :] * column_stride
-    both = tl.load(pair_place, mask=(pair < 2)[:, None] & column_inside[None, :], other=0.0)
-    factor = tl.where(pair == 0, k_factor, q_factor)
-    with_ring = raw_dot(both, keys, RING_OPERAND, RING_PRECISION) * weights[None, :]
+    with_key = tl.sum(keys * key[None, :], 1) * (weights * k_factor)
+    with_query = tl.sum(keys * query[None, :], 1) * (weights * q_factor)
 
     for tile in tl.static_range(TILES):
         here = rows + tile * BV
         inside = (here < V)[:, None] & column_inside[None, :]
         if tile > 0:
             stored_state = tl.load(place + tile * (BV * K), mask=inside, other=0.0)
-        in_ring = held[:, None] & (here < V)[None, :]
-        updates = tl.load(d_base + entries[:, None] * V + here[None, :], mask=in_ring, other=0.0).to(tl.float32)
+        checkpoint = stored_state.to(tl.float32)
+        updates = tl.load(
+            d_base + entries[:, None] * V + here[None, :], mask=held[:, None] & (here < V)[None, :], other=0.0
+        ).to(tl.float32)
         value = tl.load(source + v_offset + (head * V + here) * column_stride, mask=here < V, other=0.0)
-        products = raw_dot(both, stored_state, OPERAND, PRECISION) * base_decay
-        products = tl.dot(with_ring, updates, products, input_precision=EXACT) * factor[:, None]
-        stored = tl.sum(tl.where((pair == 0)[:, None], products, 0.0), 0)
-        read = tl.sum(tl.where((pair == 1)[:, None], products, 0.0), 0)
+        stored = tl.sum(checkpoint * key[None, :], 1) * (base_decay * k_factor) + tl.sum(updates * with_key[:, None], 0)
+        read = tl.sum(checkpoint * query[None, :], 1) * (base_decay * q_factor) + tl.sum(
+            updates * with_query[:, None], 0
+        )
         update = beta * (value.to(tl.float32) - alpha * stored)
         output = alpha * read + overlap * update
         tl.store(target + tile * BV, output.to(out.dtype.element_ty), mask=here < V)
         if flush:
-            pushes = tl.trans(updates * weights[:, None])
-            live = tl.dot(pushes, keys.to(tl.float32), stored_state.to(tl.float32) * base_decay, input_precision=EXACT)
+            live = checkpoint * base_decay
+            entry = length - 1
+            weight = 1.0
+            while entry >= 0:
+                d = tl.load(d_base + entry * V + here, mask=here < V, other=0.0).to(tl.float32)
+                stored_key = load_row(k_base + entry * K, columns, 1, K, BK)
+                live += (weight * d)[:, None] * stored_key[None, :]
+                weight = weight * tl.exp(tl.load(g_base + entry))
+                entry -= 1
             live = alpha * live + (update * k_factor)[:, None] * key[None, :]
             tl.store(place + tile * (BV * K), live.to(states.dtype.element_ty), mask=inside)
         else:

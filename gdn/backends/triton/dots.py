@@ -26,8 +26,8 @@ def chunk_precision(dtype: torch.dtype, device: DeviceInfo | None) -> str:
 
 
 def raw_product(activations: torch.dtype, stored: torch.dtype, device: DeviceInfo | None) -> tuple[tl.dtype, str]:
-    """Operand dtype and precision of `raw_dot`, for raw activations times a state or a ring: as good as fp32
-    arithmetic. 16-bit numbers are exact in tf32.
+    """Operand dtype and precision of `raw_dot`, for raw activations times a state: as good as fp32 arithmetic.
+    16-bit numbers are exact in tf32.
     """
     if activations == stored and activations in _TRITON_DTYPE:
         return _TRITON_DTYPE[activations], "ieee"

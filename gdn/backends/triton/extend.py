@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from functools import partial
 from typing import TYPE_CHECKING
+from typing import Any
 from typing import NamedTuple
 
 import torch
@@ -15,7 +16,11 @@ from gdn.backends.triton._extend_prepare_kernel import prepare_kernel
 from gdn.backends.triton._extend_state_kernel import state_kernel
 from gdn.backends.triton._plan import template
 from gdn.backends.triton.dots import chunk_precision
+from gdn.backends.triton.extend_tuning import PREPARE_WARPS
+from gdn.backends.triton.extend_tuning import ExtendTile
 from gdn.backends.triton.extend_tuning import extend_tile
+from gdn.backends.triton.extend_tuning import takes_narrow
+from gdn.backends.triton.launch import ALIGNMENT_MASK
 from gdn.backends.triton.launch import Launch
 from gdn.ops import ExtendResult
 from gdn.signature import planned
@@ -36,13 +41,21 @@ _INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 _DEFAULT_SHARED_MEMORY = 64 << 10
 
 
+class Walk(NamedTuple):
+    """The second kernel and its programs."""
+
+    launch: Launch
+    programs: int
+
+
 class Plan(NamedTuple):
     """What one signature needs to launch."""
 
     prepare: Launch
-    walk: Launch
+    walk: Walk
+    walk_unaligned: Walk
+    """For q, k or v whose first element isn't aligned to 16 bytes."""
     chunk_programs: int
-    programs: int
     out: Tensor
     matrix: Tensor
     factors: Tensor
@@ -73,7 +86,7 @@ def factory(context: BindContext) -> Extend:
         entering, starts = None, None
         if return_chunk_states:
             entering, starts = _chunk_states(ssm_states, query_start_loc, seq_lens_cpu)
-        if plan.programs == 0:
+        if plan.walk.programs == 0:
             return ExtendResult(out.zero_(), None, entering)
         solve, attend = torch.empty_like(plan.matrix), torch.empty_like(plan.matrix)
         factors = torch.empty_like(plan.factors)
@@ -82,8 +95,10 @@ def factory(context: BindContext) -> Extend:
             q, k, g, beta, query_start_loc, solve, attend, factors, plan.scale if scale is None else scale,
             *plan.prepare_numbers,
         )  # fmt: skip
-        plan.walk(
-            plan.programs, 1, 1,
+        aligned = (q.data_ptr() | k.data_ptr() | v.data_ptr()) & ALIGNMENT_MASK == 0
+        walk = plan.walk if aligned else plan.walk_unaligned
+        walk.launch(
+            walk.programs, 1, 1,
             q, k, v, solve, attend, factors, ssm_states, cache_indices, query_start_loc, snapshot_chunks,
             snapshot_slots, starts, entering, out, *plan.walk_numbers,
         )  # fmt: skip
@@ -111,10 +126,6 @@ def _plan(
     check_extend(q, k, v, g, beta, ssm_states, cache_indices, query_start_loc, out, snapshot_chunks, snapshot_slots)
     slots, value_heads, value_dim, key_dim = ssm_states.shape
     tokens, key_heads, sequences = v.shape[1], k.shape[2], cache_indices.shape[0]
-    bf16 = v.dtype == torch.bfloat16
-    shared_memory = (device and device.shared_memory_bytes) or _DEFAULT_SHARED_MEMORY
-    states = None if fixed else sequences * value_heads
-    tile = extend_tile(states, key_dim, value_dim, 2 if bf16 else 4, shared_memory)
     constants = {
         "HK": key_heads,
         "RATIO": value_heads // key_heads,
@@ -125,22 +136,26 @@ def _plan(
     walk_constants = {
         **constants,
         "V": value_dim,
-        "BV": tile.rows,
         "SNAPSHOTS": snapshot_chunks is not None,
         "CHUNK_STATES": chunk_states,
-        "OPERAND": tl.bfloat16 if bf16 else tl.float32,
-        "STAGES": tile.stages,
         "MOST_CHUNKS": tokens // CHUNK + 1 if _INTERPRETED else 0,
     }
+    shared_memory = (device and device.shared_memory_bytes) or _DEFAULT_SHARED_MEMORY
+    heads = sequences * value_heads
+    tile_of = partial(extend_tile, None if fixed else heads, key_dim, value_dim, shared_memory=shared_memory)
+    unaligned = _walk(walk_constants, tile_of(narrow=False), heads, narrow=False)
+    aligned = unaligned
+    if v.dtype == torch.bfloat16 and takes_narrow(key_dim, (q, k, v)):
+        aligned = _walk(walk_constants, tile_of(narrow=True), heads, narrow=True)
     chunks = tokens // CHUNK + sequences if tokens else 0
     snapshot_strides = (0, 0)
     if snapshot_chunks is not None and snapshot_slots is not None:
         snapshot_strides = (snapshot_chunks.stride(0), snapshot_slots.stride(0))
     return Plan(
-        Launch(prepare_kernel, constants, num_warps=tile.prepare_warps),
-        Launch(state_kernel, walk_constants, num_warps=tile.warps, num_stages=tile.stages),
+        Launch(prepare_kernel, constants, num_warps=PREPARE_WARPS),
+        aligned,
+        unaligned,
         chunks * value_heads,
-        sequences * value_heads * triton.cdiv(value_dim, tile.rows),
         template(tuple(v.shape), v.dtype, v.device),
         template((chunks, value_heads, CHUNK, CHUNK), v.dtype, v.device),
         template((chunks, value_heads, 4, CHUNK), torch.float32, v.device),
@@ -154,3 +169,11 @@ def _plan(
             cache_indices.stride(0), query_start_loc.stride(0), *snapshot_strides,
         ),
     )  # fmt: skip
+
+
+def _walk(constants: dict[str, Any], tile: ExtendTile, heads: int, *, narrow: bool) -> Walk:
+    """The second kernel over `heads` states, with bf16 operands or fp32 ones."""
+    operand = tl.bfloat16 if narrow else tl.float32
+    constants = {**constants, "BV": tile.rows, "STAGES": tile.stages, "OPERAND": operand}
+    launch = Launch(state_kernel, constants, num_warps=tile.warps, num_stages=tile.stages)
+    return Walk(launch, heads * triton.cdiv(constants["V"], tile.rows))

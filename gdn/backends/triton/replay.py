@@ -11,8 +11,6 @@ import triton
 from gdn.backends.triton._plan import RowPlan
 from gdn.backends.triton._plan import template
 from gdn.backends.triton._replay_kernel import replay_kernel
-from gdn.backends.triton.dots import fp32_precision
-from gdn.backends.triton.dots import raw_product
 from gdn.backends.triton.launch import Launch
 from gdn.backends.triton.tuning import replay_tile
 from gdn.signature import planned
@@ -22,13 +20,12 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from gdn.binding import BindContext
-    from gdn.device import DeviceInfo
     from gdn.ops import ReplayDecode
 
 
 def factory(context: BindContext) -> ReplayDecode:
     """One tile for every batch where the config asks for equal bits, else the fastest."""
-    plans = planned(partial(_plan, context.config.deterministic, context.device))
+    plans = planned(partial(_plan, context.config.deterministic))
 
     def replay_decode(
         mixed_qkv: Tensor, a: Tensor, b: Tensor, *, A_log: Tensor, dt_bias: Tensor, ssm_states: Tensor,
@@ -54,9 +51,9 @@ def factory(context: BindContext) -> ReplayDecode:
 
 
 def _plan(
-    fixed: bool, device: DeviceInfo | None, mixed_qkv: Tensor, a: Tensor, b: Tensor, A_log: Tensor, dt_bias: Tensor,
-    ssm_states: Tensor, cache_indices: Tensor, ring_d: Tensor, ring_k: Tensor, ring_g: Tensor, cursors: Tensor,
-    forced: Tensor | None, num_v_heads: int | None, head_v_dim: int | None, out: Tensor | None,
+    fixed: bool, mixed_qkv: Tensor, a: Tensor, b: Tensor, A_log: Tensor, dt_bias: Tensor, ssm_states: Tensor,
+    cache_indices: Tensor, ring_d: Tensor, ring_k: Tensor, ring_g: Tensor, cursors: Tensor, forced: Tensor | None,
+    num_v_heads: int | None, head_v_dim: int | None, out: Tensor | None,
 ) -> RowPlan:  # fmt: skip
     check_replay_decode(
         mixed_qkv, a, b, A_log, dt_bias, ssm_states, cache_indices, ring_d, ring_k, ring_g, cursors, forced,
@@ -67,24 +64,17 @@ def _plan(
     keys, window = (dim - value_heads * value_dim) // 2, ring_d.shape[2]
     token, column = mixed_qkv.stride()
     tile = replay_tile(None if fixed else rows * value_heads, ssm_states.element_size(), value_dim, key_dim)
-    operand, precision = raw_product(mixed_qkv.dtype, ssm_states.dtype, device)
-    ring_operand, ring_precision = raw_product(mixed_qkv.dtype, ring_k.dtype, device)
     constants = {
         "HV": value_heads,
         "RATIO": value_heads * key_dim // keys,
         "K": key_dim,
         "V": value_dim,
         "L": window,
-        "BK": max(triton.next_power_of_2(key_dim), 16),
+        "BK": triton.next_power_of_2(key_dim),
         "BV": tile.rows,
         "TILES": tile.tiles,
-        "BL": max(triton.next_power_of_2(window), 16),
+        "BL": max(triton.next_power_of_2(window), 2),
         "FORCED": forced is not None,
-        "OPERAND": operand,
-        "PRECISION": precision,
-        "RING_OPERAND": ring_operand,
-        "RING_PRECISION": ring_precision,
-        "EXACT": fp32_precision(device),
     }
     return RowPlan(
         Launch(replay_kernel, constants, num_warps=tile.warps),

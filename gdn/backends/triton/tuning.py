@@ -49,7 +49,7 @@ WALKED_CHAIN: Final = 8
 """Up to so many drafts, storing a chain's states costs more than finding them one after the other."""
 
 _REPLAY: Final[dict[int, Table]] = {
-    2: ((None, Tile(32, 1)),),
+    2: ((None, Tile(16, 1)),),
     4: ((None, Tile(32, 1)),),
 }
 
@@ -79,7 +79,7 @@ def walk_tile(states: int | None, value_dim: int, key_dim: int) -> Tile:
 
 def replay_tile(states: int | None, state_bytes: int, value_dim: int, key_dim: int) -> Tile:
     """Tile of replay decode."""
-    return _fitted(_REPLAY[state_bytes], states, value_dim, key_dim, least=16)
+    return _fitted(_REPLAY[state_bytes], states, value_dim, key_dim)
 
 
 def first_that_fits(table: Sequence[tuple[int | None, Row]], size: int | None) -> Row:

@@ -133,7 +133,7 @@ def _plan(
         grid, has_buffer = (programs, min(cache_steps, tokens)), False
     else:
         kernel, numbers = verify_walk_kernel, (*sizes, cache_steps, *strides, *stored, *links)
-        constants["DRAFTS"] = DRAFTS_AT_ONCE
+        constants["DRAFTS"] = min(cache_steps, DRAFTS_AT_ONCE)
     constants = {name: constants[name] for name in kernel.arg_names if name in constants}
     return Plan(
         Launch(kernel, constants, num_warps=tile.warps), grid,

@@ -36,6 +36,7 @@ from gdn.backends.triton._verify_walk_kernel import verify_walk_kernel
 from gdn.backends.triton.dots import chunk_precision
 from gdn.backends.triton.dots import fp32_precision
 from gdn.backends.triton.dots import raw_product
+from gdn.backends.triton.extend_tuning import PREPARE_WARPS
 from gdn.backends.triton.extend_tuning import extend_tile
 from gdn.serving._move_kernel import BLOCK
 from gdn.serving._move_kernel import move_kernel
@@ -110,19 +111,18 @@ def test_recurrent_kernels(architecture, kernel, state, tile):
     name = NAMES[state]
     pointers = {**COMMON, "states": name}
     constants = {**HEADS, "BV": tile.rows, "TILES": tile.tiles}
-    exact = products(architecture, state)
     if kernel == "decode":
         constants |= {"HAS_OFFSETS": False, **ROWS}
         compiled(decode_kernel, architecture, pointers, constants, missing=["offsets"], num_warps=tile.warps)
     elif kernel == "replay":
         rings = {"ring_d": name, "ring_k": name, "ring_g": "fp32", "cursors": "i32", "forced": "i32"}
-        constants |= {"L": 16, "BL": 16, "FORCED": True, "column_stride": 1, **exact}
-        constants |= {"RING_OPERAND": exact["OPERAND"], "RING_PRECISION": exact["PRECISION"]}
+        constants |= {"L": 16, "BL": 16, "FORCED": True, "column_stride": 1}
         compiled(replay_kernel, architecture, {**pointers, **rings}, constants, num_warps=tile.warps)
     else:
         stores = kernel == "states"
         pointers |= {"buffer": name, **DRAFTS}
-        constants |= {"DRAFTS": 8, "BT": 16, "HAS_BUFFER": stores, "TREE": stores, **exact, **ROWS}
+        constants |= {"DRAFTS": 8, "BT": 16, "HAS_BUFFER": stores, "TREE": stores, **ROWS}
+        constants |= products(architecture, state)
         absent = [] if stores else ["buffer", "buffer_rows", "parents"]
         compiled(verify_kernel, architecture, pointers, constants, missing=absent, num_warps=tile.warps)
 
@@ -156,10 +156,10 @@ def test_extend(architecture, dtype, states):
     pointers["chunk_offsets"] = "i64"
     heads = {"HK": 16, "RATIO": 2, "K": 128, "BK": 128, "PRECISION": precision}
     strides = {"q_dim": 1, "k_dim": 1, "g_head": 1, "beta_head": 1}
-    tile = extend_tile(states, 128, 128, dtype.itemsize, SHARED_MEMORY[architecture])
+    tile = extend_tile(states, 128, 128, narrow=narrow, shared_memory=SHARED_MEMORY[architecture])
     compiled(
         prepare_kernel, architecture, pointers, {**heads, **strides},
-        num_warps=tile.prepare_warps,
+        num_warps=PREPARE_WARPS,
     )  # fmt: skip
     constants = {
         **heads, "V": 128, "BV": tile.rows, "SNAPSHOTS": True, "CHUNK_STATES": True, "STAGES": tile.stages,
