@@ -17,7 +17,7 @@ _PACKAGE: Final = "gdn.backends.triton"
 _TARGETS: Final[tuple[tuple[Any, tuple[str, ...]], ...]] = (
     (
         CudaTarget(sm_range=(80, 121)),
-        ("ran:sm90", "compiled:sm80", "compiled:sm89", "compiled:sm100", "compiled:sm120", "interpreted"),
+        ("compiled:sm80", "compiled:sm89", "compiled:sm100", "compiled:sm120", "interpreted"),
     ),
     (RocmTarget(gfx=("gfx942", "gfx950")), ("compiled:gfx942", "compiled:gfx950", "interpreted")),
 )
@@ -53,9 +53,19 @@ _OPERATIONS: Final[tuple[dict[str, Any], ...]] = (
     {"op": "qkv_split", "factory": f"{_PACKAGE}.split:factory"},
 )
 
+_RERUN_DUE: Final = frozenset({"extend", "verify"})
+"""Operations whose present kernels have not passed the whole suite on SM90 (benchmarks/results/h200-conformance.md)."""
+
+
+def _evidence(operation: str, target: Any, compiled: tuple[str, ...]) -> tuple[str, ...]:
+    if target.platform != "cuda":
+        return compiled
+    return ("compiled:sm90" if operation in _RERUN_DUE else "ran:sm90", *compiled)
+
+
 _ROWS: Final = tuple(
-    CapabilityRow(**_COMMON, **operation, target=target, evidence=evidence)
-    for operation, (target, evidence) in product(_OPERATIONS, _TARGETS)
+    CapabilityRow(**_COMMON, **operation, target=target, evidence=_evidence(operation["op"], target, compiled))
+    for operation, (target, compiled) in product(_OPERATIONS, _TARGETS)
 )
 
 MANIFEST = BackendManifest(name="triton", summary="Triton kernels for NVIDIA and AMD GPUs", capabilities=_ROWS)
