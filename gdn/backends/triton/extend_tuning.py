@@ -37,21 +37,19 @@ _SMALL_MEMORY: Final = ExtendTile(32, 4, 2)
 _WIDE: Final = ExtendTile(32, 4, 1)
 """With fp32 operands; half the rows for keys beyond 128."""
 
-_ROW: Final = 8
-"""Elements of 16 bits in 16 bytes."""
+_UNIT: Final = 16
+"""Triton knows the alignment of rows only where their strides are multiples of 16 elements."""
 
 
 def takes_narrow(key_dim: int, rows: Sequence[Tensor]) -> bool:
     """Whether the state kernel may take bf16 operands for q, k and v `[1, T, H, dim]` aligned to 16 bytes.
 
     Only where their tiles go to shared memory asynchronously: on SM90 (Triton 3.6) tiles that pass through registers
-    gave wrong outputs or illegal accesses, so rows must be whole units of 16 bytes and there must be several stages.
+    gave wrong outputs or illegal accesses. So rows must be whole units, and there must be several stages.
     """
-    whole = all(
-        x.stride(3) == 1 and x.shape[3] % _ROW == 0 and x.stride(1) % _ROW == 0 and x.stride(2) % _ROW == 0
-        for x in rows
+    return key_dim <= 128 and all(
+        x.stride(3) == 1 and not (x.shape[3] % _UNIT or x.stride(1) % _UNIT or x.stride(2) % _UNIT) for x in rows
     )
-    return whole and key_dim <= 128
 
 
 def extend_tile(states: int | None, key_dim: int, value_dim: int, *, narrow: bool, shared_memory: int) -> ExtendTile:
