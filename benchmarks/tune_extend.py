@@ -49,7 +49,7 @@ def _prepare_us(bench, q, k, v, g, beta, pool, offsets):
         False, bench.context.device, q, k, v, g, beta, pool, offsets[:-1], offsets, None, None, None, False
     )
     solve, attend, factors = (torch.empty_like(x) for x in (plan.matrix, plan.matrix, plan.factors))
-    call = lambda: plan.prepare(  # noqa: E731
+    call = lambda: plan.aligned.prepare(  # noqa: E731
         plan.chunk_programs, 1, 1, q, k, g, beta, offsets, solve, attend, factors, plan.scale, *plan.prepare_numbers
     )
     return graph_us([call] * 3, 5)

@@ -16,10 +16,10 @@ from gdn.backends.triton._extend_prepare_kernel import prepare_kernel
 from gdn.backends.triton._extend_state_kernel import state_kernel
 from gdn.backends.triton._plan import template
 from gdn.backends.triton.dots import chunk_precision
-from gdn.backends.triton.extend_tuning import PREPARE_WARPS
 from gdn.backends.triton.extend_tuning import ExtendTile
-from gdn.backends.triton.extend_tuning import extend_tile
+from gdn.backends.triton.extend_tuning import narrow_tile
 from gdn.backends.triton.extend_tuning import takes_narrow
+from gdn.backends.triton.extend_tuning import wide_tile
 from gdn.backends.triton.launch import ALIGNMENT_MASK
 from gdn.backends.triton.launch import Launch
 from gdn.ops import ExtendResult
@@ -41,19 +41,19 @@ _INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 _DEFAULT_SHARED_MEMORY = 64 << 10
 
 
-class Walk(NamedTuple):
-    """The second kernel and its programs."""
+class Kernels(NamedTuple):
+    """Both kernels, and the programs of the second."""
 
-    launch: Launch
+    prepare: Launch
+    walk: Launch
     programs: int
 
 
 class Plan(NamedTuple):
     """What one signature needs to launch."""
 
-    prepare: Launch
-    walk: Walk
-    walk_unaligned: Walk
+    aligned: Kernels
+    unaligned: Kernels
     """For q, k or v whose first element isn't aligned to 16 bytes."""
     chunk_programs: int
     out: Tensor
@@ -86,19 +86,19 @@ def factory(context: BindContext) -> Extend:
         entering, starts = None, None
         if return_chunk_states:
             entering, starts = _chunk_states(ssm_states, query_start_loc, seq_lens_cpu)
-        if plan.walk.programs == 0:
+        if plan.aligned.programs == 0:
             return ExtendResult(out.zero_(), None, entering)
         solve, attend = torch.empty_like(plan.matrix), torch.empty_like(plan.matrix)
         factors = torch.empty_like(plan.factors)
-        plan.prepare(
+        aligned = (q.data_ptr() | k.data_ptr() | v.data_ptr()) & ALIGNMENT_MASK == 0
+        kernels = plan.aligned if aligned else plan.unaligned
+        kernels.prepare(
             plan.chunk_programs, 1, 1,
             q, k, g, beta, query_start_loc, solve, attend, factors, plan.scale if scale is None else scale,
             *plan.prepare_numbers,
         )  # fmt: skip
-        aligned = (q.data_ptr() | k.data_ptr() | v.data_ptr()) & ALIGNMENT_MASK == 0
-        walk = plan.walk if aligned else plan.walk_unaligned
-        walk.launch(
-            walk.programs, 1, 1,
+        kernels.walk(
+            kernels.programs, 1, 1,
             q, k, v, solve, attend, factors, ssm_states, cache_indices, query_start_loc, snapshot_chunks,
             snapshot_slots, starts, entering, out, *plan.walk_numbers,
         )  # fmt: skip
@@ -140,19 +140,18 @@ def _plan(
         "CHUNK_STATES": chunk_states,
         "MOST_CHUNKS": tokens // CHUNK + 1 if _INTERPRETED else 0,
     }
-    shared_memory = (device and device.shared_memory_bytes) or _DEFAULT_SHARED_MEMORY
     heads = sequences * value_heads
-    tile_of = partial(extend_tile, None if fixed else heads, key_dim, value_dim, shared_memory=shared_memory)
-    unaligned = _walk(walk_constants, tile_of(narrow=False), heads, narrow=False)
+    unaligned = _kernels(constants, walk_constants, wide_tile(v.dtype, key_dim, value_dim), heads, tl.float32)
     aligned = unaligned
     if v.dtype == torch.bfloat16 and takes_narrow(key_dim, (q, k, v)):
-        aligned = _walk(walk_constants, tile_of(narrow=True), heads, narrow=True)
+        shared_memory = (device and device.shared_memory_bytes) or _DEFAULT_SHARED_MEMORY
+        tile = narrow_tile(None if fixed else heads, value_dim, shared_memory)
+        aligned = _kernels(constants, walk_constants, tile, heads, tl.bfloat16)
     chunks = tokens // CHUNK + sequences if tokens else 0
     snapshot_strides = (0, 0)
     if snapshot_chunks is not None and snapshot_slots is not None:
         snapshot_strides = (snapshot_chunks.stride(0), snapshot_slots.stride(0))
     return Plan(
-        Launch(prepare_kernel, constants, num_warps=PREPARE_WARPS),
         aligned,
         unaligned,
         chunks * value_heads,
@@ -171,9 +170,13 @@ def _plan(
     )  # fmt: skip
 
 
-def _walk(constants: dict[str, Any], tile: ExtendTile, heads: int, *, narrow: bool) -> Walk:
-    """The second kernel over `heads` states, with bf16 operands or fp32 ones."""
-    operand = tl.bfloat16 if narrow else tl.float32
-    constants = {**constants, "BV": tile.rows, "STAGES": tile.stages, "OPERAND": operand}
-    launch = Launch(state_kernel, constants, num_warps=tile.warps, num_stages=tile.stages)
-    return Walk(launch, heads * triton.cdiv(constants["V"], tile.rows))
+def _kernels(
+    constants: dict[str, Any], walk_constants: dict[str, Any], tile: ExtendTile, heads: int, operand: tl.dtype
+) -> Kernels:
+    """The kernels over `heads` states, the second with operands of this dtype."""
+    walk_constants = {**walk_constants, "BV": tile.rows, "STAGES": tile.stages, "OPERAND": operand}
+    return Kernels(
+        Launch(prepare_kernel, constants, num_warps=tile.prepare_warps),
+        Launch(state_kernel, walk_constants, num_warps=tile.warps, num_stages=tile.stages),
+        heads * triton.cdiv(walk_constants["V"], tile.rows),
+    )

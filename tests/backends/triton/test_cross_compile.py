@@ -36,8 +36,8 @@ from gdn.backends.triton._verify_walk_kernel import verify_walk_kernel
 from gdn.backends.triton.dots import chunk_precision
 from gdn.backends.triton.dots import fp32_precision
 from gdn.backends.triton.dots import raw_product
-from gdn.backends.triton.extend_tuning import PREPARE_WARPS
-from gdn.backends.triton.extend_tuning import extend_tile
+from gdn.backends.triton.extend_tuning import narrow_tile
+from gdn.backends.triton.extend_tuning import wide_tile
 from gdn.serving._move_kernel import BLOCK
 from gdn.serving._move_kernel import move_kernel
 
@@ -139,30 +139,29 @@ def test_walks(architecture):
 
 @pytest.mark.parametrize("architecture", SHARED_MEMORY)
 @pytest.mark.parametrize(
-    ("dtype", "states"),
+    ("dtype", "dim", "states"),
     [
-        (torch.bfloat16, 256),
-        pytest.param(torch.bfloat16, 32, marks=pytest.mark.slow),
-        pytest.param(torch.bfloat16, 2048, marks=pytest.mark.slow),
-        pytest.param(torch.float32, 256, marks=pytest.mark.slow),
+        (torch.bfloat16, 128, 256),
+        pytest.param(torch.bfloat16, 128, 32, marks=pytest.mark.slow),
+        pytest.param(torch.bfloat16, 128, 2048, marks=pytest.mark.slow),
+        pytest.param(torch.bfloat16, 128, None, marks=pytest.mark.slow),
+        pytest.param(torch.float16, 128, None, marks=pytest.mark.slow),
+        pytest.param(torch.bfloat16, 256, None, marks=pytest.mark.slow),
+        pytest.param(torch.float32, 256, None, marks=pytest.mark.slow),
     ],
 )
-def test_extend(architecture, dtype, states):
-    name, narrow = NAMES[dtype], dtype == torch.bfloat16
-    precision = chunk_precision(dtype, device_of(architecture))
+def test_extend(architecture, dtype, dim, states):
+    name, narrow = NAMES[dtype], states is not None
     pointers = dict.fromkeys(("q", "k", "v", "solve", "attend", "out"), name)
     pointers |= dict.fromkeys(("g", "beta", "factors", "states", "chunk_states"), "fp32")
     pointers |= dict.fromkeys(("indices", "offsets", "snapshot_chunks", "snapshot_slots"), "i32")
     pointers["chunk_offsets"] = "i64"
-    heads = {"HK": 16, "RATIO": 2, "K": 128, "BK": 128, "PRECISION": precision}
+    heads = {"HK": 16, "RATIO": 2, "K": dim, "BK": dim, "PRECISION": chunk_precision(dtype, device_of(architecture))}
     strides = {"q_dim": 1, "k_dim": 1, "g_head": 1, "beta_head": 1}
-    tile = extend_tile(states, 128, 128, narrow=narrow, shared_memory=SHARED_MEMORY[architecture])
-    compiled(
-        prepare_kernel, architecture, pointers, {**heads, **strides},
-        num_warps=PREPARE_WARPS,
-    )  # fmt: skip
+    tile = narrow_tile(states, dim, SHARED_MEMORY[architecture]) if narrow else wide_tile(dtype, dim, dim)
+    compiled(prepare_kernel, architecture, pointers, {**heads, **strides}, num_warps=tile.prepare_warps)
     constants = {
-        **heads, "V": 128, "BV": tile.rows, "SNAPSHOTS": True, "CHUNK_STATES": True, "STAGES": tile.stages,
+        **heads, "V": dim, "BV": tile.rows, "SNAPSHOTS": True, "CHUNK_STATES": True, "STAGES": tile.stages,
         "OPERAND": tl.bfloat16 if narrow else tl.float32, "MOST_CHUNKS": 0, "q_dim": 1, "k_dim": 1, "v_dim": 1,
     }  # fmt: skip
     compiled(state_kernel, architecture, pointers, constants, num_warps=tile.warps, num_stages=tile.stages)

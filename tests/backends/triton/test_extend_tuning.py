@@ -53,5 +53,5 @@ def test_unaligned_rows_never_take_bf16_operands(dtype, key_dim, aligned):
     pool = torch.zeros(2, 4, 64, key_dim)
     offsets = torch.tensor([0, 9], dtype=torch.int32)
     plan = extend._plan(False, None, q, k, v, gates, gates, pool, offsets[:1], offsets, None, None, None, False)
-    assert plan.walk.launch._constants["OPERAND"] == aligned
-    assert plan.walk_unaligned.launch._constants["OPERAND"] == tl.float32
+    assert plan.aligned.walk._constants["OPERAND"] == aligned
+    assert plan.unaligned.walk._constants["OPERAND"] == tl.float32
