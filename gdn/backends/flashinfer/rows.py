@@ -1,0 +1,73 @@
+"""Masked writes: rows of nobody become zero, states go to the places named for them, nothing else is touched.
+
+On a GPU each is one small Triton kernel that moves only what it must; elsewhere plain torch does the same.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+import triton
+
+from gdn.backends.flashinfer._rows_kernel import silence_kernel
+from gdn.backends.flashinfer._rows_kernel import store_kernel
+from gdn.backends.flashinfer.slots import inside
+from gdn.backends.flashinfer.slots import owners
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+_COLUMNS = 1024
+
+
+def silence(out: Tensor, offsets: Tensor, indices: Tensor, usable: int) -> None:
+    """Zero the rows of `out [T, ...]`, contiguous, that lie in no sequence or in one without a slot.
+
+    Args:
+        out: written in place.
+        offsets: `[N+1]`, N >= 1.
+        indices: `[N]`, slot of each sequence.
+        usable: slots that exist.
+    """
+    tokens = out.shape[0]
+    if not out.is_cuda:
+        found = owners(offsets, tokens)
+        out[~(found.owned & inside(indices, usable)[found.owner])] = 0
+        return
+    silence_on_gpu(out, offsets, indices, usable)
+
+
+def silence_on_gpu(out: Tensor, offsets: Tensor, indices: Tensor, usable: int) -> None:
+    """`silence` by its kernel."""
+    tokens, sequences = out.shape[0], indices.shape[0]
+    rows = 16
+    silence_kernel[(triton.cdiv(tokens, rows),)](
+        out, offsets, indices, tokens, sequences, usable, out[0].numel(), offsets.stride(0), indices.stride(0),
+        ROWS=rows, COLUMNS=_COLUMNS, HALVINGS=sequences.bit_length(),
+    )  # fmt: skip
+
+
+def store(values: Tensor, places: Tensor, into: Tensor) -> None:
+    """Copy `values[i]` to the element offset `places[i]` of `into`, converted to its dtype; a negative one stores none.
+
+    Args:
+        values: `[M, ...]`, contiguous.
+        places: `[M]` int64, distinct where not negative.
+        into: written in place; as dense as one value from each place on.
+    """
+    if values.shape[0] == 0:
+        return
+    if not into.is_cuda:
+        flat = values.flatten(1).to(into.dtype)
+        for value, place in zip(flat, places.tolist(), strict=True):
+            if place >= 0:
+                torch.as_strided(into, value.shape, (1,), into.storage_offset() + place).copy_(value)
+        return
+    store_on_gpu(values, places, into)
+
+
+def store_on_gpu(values: Tensor, places: Tensor, into: Tensor) -> None:
+    """`store` by its kernel."""
+    size = values[0].numel()
+    store_kernel[(values.shape[0], triton.cdiv(size, _COLUMNS))](values, places, into, size, COLUMNS=_COLUMNS)
