@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import itertools
 from collections.abc import Callable
+from collections.abc import Iterator
 from collections.abc import Sequence
 from dataclasses import dataclass
 from dataclasses import replace
@@ -15,16 +16,21 @@ from typing import ClassVar
 import pytest
 import torch
 
+from gdn.capabilities import CapabilityRow
 from gdn.config import GdnConfig
 from gdn.device import DeviceInfo
 from gdn.device import detect_device
+from gdn.testing.case import Case
 from gdn.testing.case import Heads
 from gdn.testing.operations import bound_operation
 from gdn.testing.operations import declared_operations
+from gdn.testing.operations import fit
+from gdn.testing.operations import rows_serving
 from gdn.testing.reference.projection import log_decay
 from gdn.testing.tensors import DTYPES
 from gdn.types import DType
 from gdn.types import Operation
+from gdn.types import StateContract
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -92,6 +98,16 @@ class Harness:
     def bind(cls, operation: Operation, config: GdnConfig) -> Callable[..., Any] | None:
         """The backend's function, or None where its manifest doesn't serve the config here."""
         return bound_operation(cls.backend, operation, config, cls.device_info())
+
+    @classmethod
+    def rows(cls, operation: Operation, config: GdnConfig) -> Iterator[tuple[CapabilityRow, StateContract]]:
+        """The backend's rows that take the config here, each with the state contract it asks for."""
+        return rows_serving(cls.backend, operation, config, cls.device_info())
+
+    @classmethod
+    def fitted(cls, operation: Operation, case: Case, *, dims: bool = True) -> Case | None:
+        """See `gdn.testing.operations.fit`."""
+        return fit(operation, case, cls.rows, dims=dims)
 
     def op(self, operation: Operation, config: GdnConfig) -> Callable[..., Any]:
         """The backend's function; a config that the manifest doesn't serve skips the test and says so."""

@@ -1,8 +1,8 @@
 """States at chunk boundaries: what extend returns as `chunk_states`, and snapshots into slots.
 
 The library stores a sequence's state after every 64 tokens at rows that an index names, -1 for nowhere. So chunk
-states are stored straight into the returned buffer, and of snapshots only the wanted state of each sequence into scratch.
-The state that enters chunk 0 is the slot's own, taken before the call, the one after a last partial chunk taken after it.
+states are stored straight into the returned buffer, and of snapshots only each sequence's wanted state into scratch.
+The state that enters chunk 0 is the slot's own, read before the call; a final state is read after it.
 """
 
 from __future__ import annotations

@@ -44,7 +44,7 @@ class Plan(NamedTuple):
 
 
 def factory(context: BindContext) -> Decode:
-    """The kernel of fp32 pools skips a negative slot; that of bf16 pools would update slot 0, so it gets the scratch."""
+    """For a negative slot fp32 kernels skip the row, bf16 kernels update slot 0: those get the scratch slot."""
     fp32 = context.state.dtype == "float32"
     kernel = library.FP32_DECODE_KERNEL if fp32 else library.BF16_KERNELS
     recurrent = library.function("gdn_decode:gated_delta_rule_decode_pretranspose", kernel=kernel)

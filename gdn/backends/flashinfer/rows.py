@@ -1,6 +1,7 @@
 """Masked writes: rows of nobody become zero, states go to the places named for them, nothing else is touched.
 
-On a GPU each is one small Triton kernel that moves only what it must; elsewhere plain torch does the same.
+On a GPU each is one small Triton kernel that moves only what it must; elsewhere plain torch does the same, and Triton
+isn't imported.
 """
 
 from __future__ import annotations
@@ -8,10 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import torch
-import triton
 
-from gdn.backends.flashinfer._rows_kernel import silence_kernel
-from gdn.backends.flashinfer._rows_kernel import store_kernel
 from gdn.backends.flashinfer.slots import inside
 from gdn.backends.flashinfer.slots import owners
 
@@ -40,9 +38,11 @@ def silence(out: Tensor, offsets: Tensor, indices: Tensor, usable: int) -> None:
 
 def silence_on_gpu(out: Tensor, offsets: Tensor, indices: Tensor, usable: int) -> None:
     """`silence` by its kernel."""
+    from gdn.backends.flashinfer._rows_kernel import silence_kernel
+
     tokens, sequences = out.shape[0], indices.shape[0]
     rows = 16
-    silence_kernel[(triton.cdiv(tokens, rows),)](
+    silence_kernel[(-(-tokens // rows),)](
         out, offsets, indices, tokens, sequences, usable, out[0].numel(), offsets.stride(0), indices.stride(0),
         ROWS=rows, COLUMNS=_COLUMNS, HALVINGS=sequences.bit_length(),
     )  # fmt: skip
@@ -69,5 +69,7 @@ def store(values: Tensor, places: Tensor, into: Tensor) -> None:
 
 def store_on_gpu(values: Tensor, places: Tensor, into: Tensor) -> None:
     """`store` by its kernel."""
+    from gdn.backends.flashinfer._rows_kernel import store_kernel
+
     size = values[0].numel()
-    store_kernel[(values.shape[0], triton.cdiv(size, _COLUMNS))](values, places, into, size, COLUMNS=_COLUMNS)
+    store_kernel[(values.shape[0], -(-size // _COLUMNS))](values, places, into, size, COLUMNS=_COLUMNS)

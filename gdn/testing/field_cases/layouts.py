@@ -85,9 +85,8 @@ class LayoutCases(Harness):
     @pytest.mark.parametrize(("K", "V"), _DIMS)
     def test_case_45_dims_off_the_powers_of_two(self, operation: str, K: int, V: int) -> None:
         """One unmasked load read past each row: NaN if the neighbour's memory was large."""
-        self._all_dtypes(
-            operation, Case("case-45", heads=Heads(1, 2, K, V), lengths=(3, 70) if operation == "extend" else (2, 1))
-        )
+        lengths = (3, 70) if operation == "extend" else (2, 1)
+        self._all_dtypes(operation, Case("case-45", heads=Heads(1, 2, K, V), lengths=lengths), dims=False)
 
     def test_case_59_the_caller_sees_one_set_of_dtype_rules(self, operation: str) -> None:
         """One kernel needed int64 offsets, another int32; a state was converted in place."""
@@ -98,13 +97,13 @@ class LayoutCases(Harness):
         """Axes unpacked in the order before a transpose: every extent here differs."""
         self._all_dtypes(operation, Case("case-62", heads=Heads(5, 10, 32, 64), lengths=(3, 4)))
 
-    def _all_dtypes(self, operation: str, case: Case) -> None:
+    def _all_dtypes(self, operation: str, case: Case, *, dims: bool = True) -> None:
         """Match the reference in every dtype pair that the manifest serves; at least one, or the test is skipped."""
         served = 0
         for activation, state in (("float32", "float32"), ("bfloat16", "float32"), ("bfloat16", "bfloat16")):
-            typed = case.but(activation=activation, state=state)
-            function = self.bind(operation, typed.config())  # type: ignore[arg-type]
-            if function is not None:
+            typed = self.fitted(operation, case.but(activation=activation, state=state), dims=dims)  # type: ignore[arg-type]
+            if typed is not None:
+                function = self.op(operation, typed.config())  # type: ignore[arg-type]
                 served += 1
                 assert_matches(function, build_call(operation, typed, seed=served, device=self.torch_device()))
         if not served:
