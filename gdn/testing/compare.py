@@ -61,8 +61,8 @@ def compare(function: Callable[..., Any], call: Call) -> list[Difference]:
             continue
         if name in WRITTEN:
             if name != "out":
-                kept_apart = (_usable(call, name, x) for x in (before, after))
-                differences.append(_written(call, name, *kept_apart, theirs[name]))
+                old, new = _usable(call, name, before), _usable(call, name, after)
+                differences.append(_written(call, name, old, new, theirs[name]))
             if (between := _changed_between(before, after)) is not None:
                 differences.append(Difference(name, 0.0, 0.0, f"memory outside the tensor was written, at {between}"))
         elif not _same_bits(before.detach().cpu(), kept[name]):

@@ -7,9 +7,9 @@ ignores `disable_state_update`. An index outside the pool raises here; there it 
 
 from __future__ import annotations
 
+import itertools
 import math
 from types import ModuleType
-from types import SimpleNamespace
 
 import torch
 
@@ -103,9 +103,7 @@ def _chain(row, slot, q, k, v, gates, pool, scale, output):
     state, after = pool[slot].double(), []
     for step in range(q.shape[1]):
         query, key = (_heads(_unit(x[row, step].double()), v.shape[2]) for x in (q, k))
-        state, out = _step(
-            state, query * scale, key, v[row, step].double(), gates[0][row, step], gates[1][row, step]
-        )
+        state, out = _step(state, query * scale, key, v[row, step].double(), gates[0][row, step], gates[1][row, step])
         output[row, step] = out.to(output.dtype)
         after.append(state)
     return after
@@ -209,14 +207,16 @@ def chunk_gated_delta_rule(
     _demand(q.shape[2] == v.shape[2] == 128, "head dim")
     _aligned(q=q, k=k, v=v, g=g, beta=beta, output=output, pool=initial_state, slots=state_indices, offsets=cu_seqlens)
     assert not bool((g < 0).any()), "log decays in a linear domain"
-    assert use_qk_l2norm_in_kernel and output_final_state and output_state is initial_state
+    assert use_qk_l2norm_in_kernel
+    assert output_final_state
+    assert output_state is initial_state
     pool, heads, scale = initial_state, v.shape[1], scale or q.shape[-1] ** -0.5
     q, k = (_unit(x.float()).to(x.dtype) for x in (q, k))
     offsets = cu_seqlens.tolist()
     output.fill_(math.nan)
     output[offsets[-1] : offsets[-1] + 63] = GARBAGE
-    work = SimpleNamespace(states={}, written={})
-    for row, (begin, end) in enumerate(zip(offsets, offsets[1:], strict=False)):
+    written = {}
+    for row, (begin, end) in enumerate(itertools.pairwise(offsets)):
         read, write = int(state_indices[row]), int(output_state_indices[row])
         state = pool[_in_pool(read, pool)].double() if read >= 0 else torch.zeros(pool.shape[1:], dtype=torch.float64)
         for token in range(begin, end):
@@ -231,7 +231,7 @@ def chunk_gated_delta_rule(
                 if target >= 0:
                     state_checkpoints[_in_pool(target, state_checkpoints)] = state.to(state_checkpoints.dtype)
         if end > begin and write >= 0:
-            work.written[_in_pool(write, pool)] = state
-    for slot, state in work.written.items():
+            written[_in_pool(write, pool)] = state
+    for slot, state in written.items():
         pool[slot] = state.to(pool.dtype)
     return output, output_state
