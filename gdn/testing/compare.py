@@ -174,7 +174,7 @@ def _output(call: Call, name: str, got: Tensor, expected: Tensor, dtype: torch.d
         if not bool((got.double()[infinite] <= torch.finfo(torch.float32).min).all()):
             return Difference(name, 0.0, allowed, "finite where the reference is infinite")
         got, expected = got.masked_fill(infinite, 0.0), expected.masked_fill(infinite, 0.0)
-    return Difference(name, relative_error(got, expected, smallest_row(call.operation, call.case)), allowed)
+    return Difference(name, relative_error(got, expected, smallest_row(call.operation, call.case.activation)), allowed)
 
 
 def _rows(operation: str, name: str, x: Tensor) -> Tensor:
@@ -204,4 +204,4 @@ def _written(call: Call, name: str, before: Tensor, after: Tensor, expected: Ten
     axes = 1 if name in ("replayssm_d", "replayssm_k", "replayssm_g", "conv_states", "conv_state") else after.dim() - 2
     new = expected.masked_fill(kept, 0.0).flatten(0, axes - 1).flatten(1)
     got = after.double().masked_fill(kept, 0.0).flatten(0, axes - 1).flatten(1)
-    return Difference(name, relative_error(got, new, smallest_row(call.operation, call.case)), allowed)
+    return Difference(name, relative_error(got, new, smallest_row(call.operation, call.case.activation)), allowed)

@@ -95,10 +95,10 @@ ROWS = {
     "blackwell-absent": Row(100, SM100_DEFAULT, {}, (T, T, T), {"extend": ["requires_missing"] * 2}, installed=BASE),
     "thor": Row(110, {}, PREFER, (T, T, T), {"extend": ["sm_range"], "decode": ["sm_range"], "verify": ["sm_range"]}),
     "sm120": Row(120, {}, {}, (T, T, T), {"extend": EXPERIMENTAL}),
-    "sm120-prefer-fp32": Row(120, {}, PREFER, (T, F, T), {"decode": ["sm_range"], "verify": ["sm_range"]}),
+    "sm120-prefer-fp32": Row(120, {}, PREFER, (T, F, T), {"decode": ["state_dtype"], "verify": ["state_dtype"]}),
     "sm120-prefer-bf16": Row(120, BF16, PREFER, (F, T, F), {"extend": ["state_dtype"]}),
     "sm120-prefer-auto": Row(120, {"state_dtype": "auto"}, PREFER, (F, T, F), {}, state="bfloat16"),
-    "sm120-require-fp32": Row(120, {}, REQUIRE, (N, F, N), {"decode": ["sm_range"]}),
+    "sm120-require-fp32": Row(120, {}, REQUIRE, (N, F, N), {"decode": ["state_dtype"]}),
     "sm121-cuda-12": Row(121, {}, PREFER, (T, T, T), {"extend": ["runtime_version"]}, cuda="12.9"),
 }  # fmt: skip
 

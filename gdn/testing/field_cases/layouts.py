@@ -12,6 +12,7 @@ from gdn.testing.case import Case
 from gdn.testing.case import Heads
 from gdn.testing.compare import assert_matches
 from gdn.testing.harness import Harness
+from gdn.types import DTYPE_BYTES
 
 _RATIOS = ((1, 1), (1, 3), (2, 6), (4, 12), (16, 48), (4, 20), (3, 3), (2, 14), (16, 16))
 _DIMS = ((64, 64), (60, 60), (96, 96), (100, 100), (128, 256), (256, 128), (192, 192), (256, 256), (80, 96))
@@ -67,11 +68,13 @@ class LayoutCases(Harness):
         if self.bind("decode", config) is None:
             pytest.skip(f"{self.backend} declares no strided_state")
         size = heads.HV * heads.V * heads.K
+        alignment = next(state.alignment for _, state in self.rows("decode", config))
+        gap = max(8, alignment // DTYPE_BYTES[geometry.state])
         tokens = self.random_tokens(geometry, 2)
         values = torch.randn(6, size, generator=torch.Generator().manual_seed(0))
         expected = None
         for turn in range(20):
-            storage = self.pool(geometry, 6).new_full((6, size + (8, 16)[turn % 2]), 7.0)
+            storage = self.pool(geometry, 6).new_full((6, size + gap * (1 + turn % 2)), 7.0)
             storage[:, :size] = values.to(storage)
             pool = storage[:, :size].unflatten(1, (heads.HV, heads.V, heads.K))
             indices = self.tensor([4, 1], (torch.int32, torch.int64)[turn % 3 % 2])
