@@ -14,6 +14,8 @@ import pytest
 from gdn.binding import BindContext
 from gdn.device import DeviceInfo
 from gdn.matching import match
+from gdn.testing.calls import build_call
+from gdn.testing.compare import assert_matches
 from gdn.testing.conformance import BackendConformance
 from gdn.testing.operations import factory_of
 from gdn.testing.operations import manifest_of
@@ -59,11 +61,25 @@ class OverFakes(BackendConformance):
 class TestHopper(OverFakes):
     sm = 90
 
+    @pytest.mark.skip(reason="two thousand steps of the fakes' own arithmetic")
+    def test_case_46_an_fp32_state_is_not_rounded_per_step(self): ...
 
-class TestConsumerBlackwell(OverFakes):
-    """Extend of fp32 pools and decode of bf16 pools; verify by the public function in both of its forms."""
+
+class ConsumerBlackwell(OverFakes):
+    """Extend of fp32 pools, decode of bf16 pools, verify without the tensor-core kernel."""
 
     sm = 120
 
-    @pytest.mark.skip(reason="the same adapters as on Hopper, shown there")
-    def test_case_64_threads_give_the_results_of_one(self): ...
+
+SM120_POINTS = [
+    pytest.param(operation, case, id=f"{operation}-{case.name}")
+    for operation in ("decode", "extend", "verify")
+    for case in ConsumerBlackwell.situations(operation)
+    if case.activation == "bfloat16"
+]
+
+
+@pytest.mark.parametrize(("operation", "case"), SM120_POINTS)
+def test_consumer_blackwell_matches_the_reference(operation, case):
+    function = ConsumerBlackwell.bind(operation, case.config())
+    assert_matches(function, build_call(operation, case, seed=0))
