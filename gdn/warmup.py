@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import logging
 import time
 from collections.abc import Callable
@@ -49,9 +50,8 @@ def warm_up(
 def _timed(triple: ResolvedTriple, name: str, function: Callable[..., Any], batches: Sequence[int]) -> float:
     from gdn.testing.calls import build_call
 
-    calls = [
-        build_call(name, _case(triple, name, batch), seed=0, device=triple.device.torch_device) for batch in batches
-    ]
+    device = triple.device.torch_device
+    calls = [build_call(name, _case(triple, name, batch), seed=0, device=device) for batch in batches]
     begin = time.perf_counter()
     for call in calls:
         function(**call.arguments)
@@ -76,11 +76,7 @@ def _case(triple: ResolvedTriple, name: str, batch: int) -> Case:
 
 
 def _wait(triple: ResolvedTriple) -> None:
-    if triple.device.type in ("cuda", "rocm"):
-        import torch
-
-        torch.cuda.synchronize(triple.device.index)
-    elif triple.device.type == "npu":
-        import torch
-
-        torch.npu.synchronize(triple.device.index)
+    if triple.device.type != "cpu":
+        torch: Any = importlib.import_module("torch")
+        kind = torch.npu if triple.device.type == "npu" else torch.cuda
+        kind.synchronize(triple.device.index)

@@ -6,8 +6,8 @@ import triton.language as tl
 
 @triton.jit(do_not_specialize=["tokens", "sequences", "usable"])
 def silence_kernel(
-    out, offsets, indices, tokens, sequences, usable, width, offset_stride, index_stride,
-    ROWS: tl.constexpr, COLUMNS: tl.constexpr, HALVINGS: tl.constexpr,
+    out, offsets, indices, tokens, sequences, usable, offset_stride, index_stride,
+    WIDTH: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, HALVINGS: tl.constexpr,
 ):  # fmt: skip
     """Zero the rows of nobody; a program of rows that all belong to somebody writes nothing."""
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
@@ -23,11 +23,11 @@ def silence_kernel(
     slot = tl.load(indices + low * index_stride, mask=owned, other=-1)
     nobody = (row < tokens) & ((slot < 0) | (slot >= usable))
     if tl.sum(nobody.to(tl.int32)) > 0:
-        for begin in range(0, width, COLUMNS):
+        for begin in range(0, WIDTH, COLUMNS):
             column = begin + tl.arange(0, COLUMNS)
-            place = row.to(tl.int64)[:, None] * width + column[None, :]
+            place = row.to(tl.int64)[:, None] * WIDTH + column[None, :]
             zeros = tl.zeros((ROWS, COLUMNS), out.dtype.element_ty)
-            tl.store(out + place, zeros, mask=nobody[:, None] & (column < width)[None, :])
+            tl.store(out + place, zeros, mask=nobody[:, None] & (column < WIDTH)[None, :])
 
 
 @triton.jit

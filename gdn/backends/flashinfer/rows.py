@@ -43,8 +43,8 @@ def silence_on_gpu(out: Tensor, offsets: Tensor, indices: Tensor, usable: int) -
     tokens, sequences = out.shape[0], indices.shape[0]
     rows = 16
     silence_kernel[(-(-tokens // rows),)](
-        out, offsets, indices, tokens, sequences, usable, out[0].numel(), offsets.stride(0), indices.stride(0),
-        ROWS=rows, COLUMNS=_COLUMNS, HALVINGS=sequences.bit_length(),
+        out, offsets, indices, tokens, sequences, usable, offsets.stride(0), indices.stride(0),
+        WIDTH=out[0].numel(), ROWS=rows, COLUMNS=_COLUMNS, HALVINGS=sequences.bit_length(),
     )  # fmt: skip
 
 
