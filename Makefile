@@ -61,7 +61,7 @@ numerics: $(VENV)/ready
 
 kernels: $(VENV)/triton
 	TRITON_INTERPRET=1 OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n 2 tests/backends -m interpret
-	$(BIN)/python -m pytest -q -n 2 tests/backends/triton -m "cross_compile and not slow"
+	$(BIN)/python -m pytest -q -n 2 tests/backends -m "cross_compile and not slow"
 
 docs: $(VENV)/ready
 	$(BIN)/python tools/generate_docs.py --check
