@@ -16,14 +16,14 @@ from tests.unit.builders import codes
 from tests.unit.builders import facts
 
 BASE = {"torch": "2.11.0", "triton": "3.6.0"}
-FULL = {**BASE, "flashinfer-python": "0.7.4", "nvidia-cutlass-dsl": "4.8.1"}
+FULL = {**BASE, "flashinfer-python": "0.7.4"}
 T, F, N = "triton", "flashinfer", None
 BF16 = {"state_dtype": "bfloat16"}
 SM100_DEFAULT = {**BF16, "max_tokens": 8192}
 
 
-def version(text: str, dsl: str = "4.8.1") -> dict[str, str]:
-    return {**FULL, "flashinfer-python": text, "nvidia-cutlass-dsl": dsl}
+def version(text: str) -> dict[str, str]:
+    return {**BASE, "flashinfer-python": text}
 
 
 class Row(NamedTuple):
@@ -68,9 +68,7 @@ ROWS = {
     "hopper-require-triton-extend": Row(90, {}, {"require": {"extend": T}}, (T, T, T), {"extend": ["policy"]}),
     "hopper-exclude": Row(90, {}, {"exclude": F}, (T, T, T), {"extend": ["excluded"]}),
     "hopper-disabled": Row(90, {}, {"environment": Environment(disabled=(F,))}, (T, T, T), {"extend": ["disabled"]}),
-    "hopper-absent": Row(90, {}, {}, (T, T, T), {"extend": ["requires_missing"] * 2}, installed=BASE),
-    "hopper-no-dsl": Row(90, {}, {}, (T, T, T), {"extend": ["requires_missing"]}, installed={**BASE, "flashinfer-python": "0.7.4"}),
-    "hopper-old-dsl": Row(90, {}, {}, (T, T, T), {"extend": ["requires_version"]}, installed=version("0.7.4", "4.7.0")),
+    "hopper-absent": Row(90, {}, {}, (T, T, T), {"extend": ["requires_missing"]}, installed=BASE),
     "hopper-0.6.18": Row(90, {}, {}, (T, T, T), {"extend": ["requires_version"]}, installed=version("0.6.18")),
     "hopper-0.7.2": Row(90, {}, PREFER, (F, T, T), {"extend": ["requires_version"], "verify": ["requires_version"]}, installed=version("0.7.2")),
     "hopper-0.7.2-bf16": Row(90, BF16, PREFER, (F, T, F), {"extend": ["requires_version"]}, installed=version("0.7.2")),
@@ -92,7 +90,7 @@ ROWS = {
     "blackwell-cuda-unknown": Row(100, SM100_DEFAULT, {}, (T, T, T), {"extend": ["runtime_version"]}, cuda=None),
     "blackwell-prefer-triton": Row(100, SM100_DEFAULT, {"prefer": {"extend": T}}, (T, T, T), {"extend": ["policy"]}),
     "blackwell-prefer-fp32": Row(100, {}, PREFER, (F, F, F), {}),
-    "blackwell-absent": Row(100, SM100_DEFAULT, {}, (T, T, T), {"extend": ["requires_missing"] * 2}, installed=BASE),
+    "blackwell-absent": Row(100, SM100_DEFAULT, {}, (T, T, T), {"extend": ["requires_missing"]}, installed=BASE),
     "thor": Row(110, {}, PREFER, (T, T, T), {"extend": ["sm_range"], "decode": ["sm_range"], "verify": ["sm_range"]}),
     "sm120": Row(120, {}, {}, (T, T, T), {"extend": EXPERIMENTAL}),
     "sm120-prefer-fp32": Row(120, {}, PREFER, (T, F, T), {"decode": ["state_dtype"], "verify": ["state_dtype"]}),
@@ -140,11 +138,6 @@ def test_the_state_contract_carries_alignment_and_scratch():
 
 def test_every_row_names_what_it_needs_of_the_library():
     for row in FLASHINFER.capabilities:
-        assert {text.split(">")[0] for text in row.requires} == {
-            "torch",
-            "triton",
-            "flashinfer-python",
-            "nvidia-cutlass-dsl",
-        }
+        assert [text.partition(">=")[0] for text in row.requires] == ["flashinfer-python"]
         assert (row.head_dims.k.values, row.head_dims.v.values) == ((128,), (128,))
         assert row.state_alignment == 32

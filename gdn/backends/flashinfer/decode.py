@@ -15,6 +15,7 @@ from gdn.backends.flashinfer.layout import dense
 from gdn.backends.flashinfer.layout import direct
 from gdn.backends.flashinfer.layout import parameter
 from gdn.backends.flashinfer.layout import placed
+from gdn.backends.flashinfer.rows import check_kernels
 from gdn.backends.flashinfer.rows import silence
 from gdn.backends.flashinfer.slots import dense_rows
 from gdn.backends.flashinfer.slots import gathered
@@ -45,6 +46,7 @@ class Plan(NamedTuple):
 
 def factory(context: BindContext) -> Decode:
     """For a negative slot fp32 kernels skip the row, bf16 kernels update slot 0: those get the scratch slot."""
+    check_kernels()
     fp32 = context.state.dtype == "float32"
     kernel = library.FP32_DECODE_KERNEL if fp32 else library.BF16_KERNELS
     recurrent = library.function("gdn_decode:gated_delta_rule_decode_pretranspose", kernel=kernel)

@@ -14,6 +14,7 @@ from gdn.backends.flashinfer.boundaries import Boundaries
 from gdn.backends.flashinfer.context_parallel import USE_CP
 from gdn.backends.flashinfer.layout import check_pool_address
 from gdn.backends.flashinfer.layout import dense
+from gdn.backends.flashinfer.rows import check_kernels
 from gdn.backends.flashinfer.rows import silence
 from gdn.backends.flashinfer.slots import or_minus_one
 from gdn.ops import ExtendResult
@@ -39,6 +40,7 @@ class Plan(NamedTuple):
 
 def factory(context: BindContext) -> Extend:
     """Gates go in linear: the library's log domain runs the same exp before the same kernel."""
+    check_kernels()
     prefill = library.function("gdn_prefill:chunk_gated_delta_rule")
     plans = planned(partial(_plan, Accepted.of(context)))
 

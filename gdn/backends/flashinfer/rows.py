@@ -6,17 +6,32 @@ isn't imported.
 
 from __future__ import annotations
 
+import importlib
 from typing import TYPE_CHECKING
 
 import torch
 
 from gdn.backends.flashinfer.slots import inside
 from gdn.backends.flashinfer.slots import owners
+from gdn.errors import BackendRefused
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 _COLUMNS = 1024
+
+
+def check_kernels() -> None:
+    """Called at bind time.
+
+    Raises:
+        BackendRefused: there is a GPU and no Triton to build the kernels with.
+    """
+    if torch.cuda.is_available():
+        try:
+            importlib.import_module("gdn.backends.flashinfer._rows_kernel")
+        except ImportError as error:
+            raise BackendRefused(f"the kernels that mask rows need triton: {error}") from error
 
 
 def silence(out: Tensor, offsets: Tensor, indices: Tensor, usable: int) -> None:

@@ -22,6 +22,7 @@ from gdn.backends.flashinfer.chains import half_run
 from gdn.backends.flashinfer.chains import tensor_core_run
 from gdn.backends.flashinfer.layout import check_pool_address
 from gdn.backends.flashinfer.layout import parameter
+from gdn.backends.flashinfer.rows import check_kernels
 from gdn.backends.flashinfer.rows import silence
 from gdn.backends.flashinfer.rows import store
 from gdn.backends.flashinfer.slots import dense_rows
@@ -69,6 +70,7 @@ def _half(context: BindContext) -> Run:
 
 
 def _bound(context: BindContext, with_buffer: Run, without_buffer: Run) -> Verify:
+    check_kernels()
     most = context.row.max_draft_tokens
     plans = planned(partial(_plan, Accepted.of(context), most))
 
