@@ -2,8 +2,8 @@
 
 What each row needs of the library is its version bound: separate rows to read and to write, without which a padded
 sequence reads outside the pool, and 64-bit offsets of verify came with 0.7.4; the pool of decode and its explicit
-`backend` and `disable_state_update` with 0.7.0. The library itself requires the torch and the CuTe DSL that it needs;
-that they and Triton can be imported is checked at bind time. K = V = 128 only, whatever the library's own checks let through.
+`backend` and `disable_state_update` with 0.7.0. K = V = 128 only, whatever the library's own checks let through. The
+library requires its torch and its CuTe DSL; that they and Triton can be imported is checked at bind time.
 """
 
 from typing import Any

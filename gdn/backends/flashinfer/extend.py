@@ -74,6 +74,8 @@ def factory(context: BindContext) -> Extend:
             use_cp=USE_CP, state_indices=slots, output_state_indices=slots, backend="flashinfer",
             **boundaries.arguments,
         )  # fmt: skip
+        if scale == 0.0:  # which the library takes for its default
+            target.zero_()
         silence(target, query_start_loc, cache_indices, pool.shape[0])
         if target.data_ptr() != out.data_ptr():
             out[0].copy_(target)

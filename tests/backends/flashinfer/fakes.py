@@ -94,7 +94,6 @@ def _check_rows(q, k, v, a, b, A_log, dt_bias, pool, indices, output, scale):
     _demand(a.shape == b.shape == (batch, steps, heads), "gates' shape")
     _demand(output is not None and output.shape == v.shape and output.dtype == torch.bfloat16, "output")
     _demand(all(x.stride(-1) == 1 for x in (q, k, v)), "unit last stride")
-    _demand(scale is None or scale > 0, "scale")
     _aligned(q=q, k=k, v=v, a=a, b=b, A_log=A_log, dt_bias=dt_bias, pool=pool, indices=indices, output=output)
 
 
@@ -127,7 +126,7 @@ def gated_delta_rule_decode_pretranspose(
     batch, steps = q.shape[:2]
     if intermediate_states_buffer is not None:
         _demand(intermediate_states_buffer.shape[0] == batch, "exactly B buffer rows")
-    gates, scale = _gates(A_log, a, dt_bias, b), scale or q.shape[-1] ** -0.5
+    gates, scale = _gates(A_log, a, dt_bias, b), q.shape[-1] ** -0.5 if scale is None else scale
     output.fill_(math.nan)
     for row, slot in enumerate(indices.tolist()):
         if slot < 0 and pool.dtype == torch.float32:
@@ -157,7 +156,7 @@ def gated_delta_rule_mtp(
     pool = initial_state
     _demand(pool.dtype == torch.float32, "fp32 pools only")
     _check_rows(q, k, v, a, b, A_log, dt_bias, pool, initial_state_indices, output, scale)
-    gates, scale = _gates(A_log, a, dt_bias, b), scale or q.shape[-1] ** -0.5
+    gates, scale = _gates(A_log, a, dt_bias, b), q.shape[-1] ** -0.5 if scale is None else scale
     output.fill_(math.nan)
     for row, slot in enumerate(initial_state_indices.tolist()):
         if slot < 0:
@@ -182,7 +181,7 @@ def gated_delta_rule_mtp_wy_output_only(
     pool, indices = initial_state_source, initial_state_indices
     _demand(q.shape[1] <= 16 and pool.dtype == torch.bfloat16, "one tile of 16 rows, bf16")
     _check_rows(q, k, v, a, b, A_log, dt_bias, pool, indices, output, scale)
-    gates, scale = _gates(A_log, a, dt_bias, b), scale or q.shape[-1] ** -0.5
+    gates, scale = _gates(A_log, a, dt_bias, b), q.shape[-1] ** -0.5 if scale is None else scale
     output.fill_(math.nan)
     for row, slot in enumerate(indices.tolist()):
         _chain(row, _in_pool(max(slot, 0), pool), q, k, v, gates, pool, scale, output)

@@ -97,6 +97,12 @@ def test_one_draft_leaves_the_pool_alone(state, buffer):
     assert_matches(bound("verify", case), build_call("verify", case, seed=0))
 
 
+@pytest.mark.parametrize("operation", ["decode", "extend", "verify"])
+def test_a_scale_of_zero_is_no_default(operation):
+    case = fitted(operation, state="float32", scale=0.0)
+    assert_matches(bound(operation, case), build_call(operation, case, seed=0))
+
+
 @pytest.mark.parametrize(("argument", "dtype"), [("a", torch.float32), ("b", torch.float32)])
 def test_gates_that_the_kernel_would_round_are_refused(argument, dtype):
     case = fitted("decode", state="float32")
