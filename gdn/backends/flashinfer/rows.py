@@ -57,10 +57,11 @@ def silence_on_gpu(out: Tensor, offsets: Tensor, indices: Tensor, usable: int) -
 
     tokens, sequences = out.shape[0], indices.shape[0]
     rows = 16
-    silence_kernel[(-(-tokens // rows),)](
-        out, offsets, indices, tokens, sequences, usable, offsets.stride(0), indices.stride(0),
-        WIDTH=out[0].numel(), ROWS=rows, COLUMNS=_COLUMNS, HALVINGS=sequences.bit_length(),
-    )  # fmt: skip
+    with torch.cuda.device_of(out):
+        silence_kernel[(-(-tokens // rows),)](
+            out, offsets, indices, tokens, sequences, usable, offsets.stride(0), indices.stride(0),
+            WIDTH=out[0].numel(), ROWS=rows, COLUMNS=_COLUMNS, HALVINGS=sequences.bit_length(),
+        )  # fmt: skip
 
 
 def store(values: Tensor, places: Tensor, into: Tensor) -> None:
@@ -87,4 +88,5 @@ def store_on_gpu(values: Tensor, places: Tensor, into: Tensor) -> None:
     from gdn.backends.flashinfer._rows_kernel import store_kernel
 
     size = values[0].numel()
-    store_kernel[(values.shape[0], -(-size // _COLUMNS))](values, places, into, size, COLUMNS=_COLUMNS)
+    with torch.cuda.device_of(into):
+        store_kernel[(values.shape[0], -(-size // _COLUMNS))](values, places, into, size, COLUMNS=_COLUMNS)
