@@ -4,20 +4,22 @@ PYTHON ?= python3
 # between versions.
 TORCH ?= torch==2.13.0
 TRITON ?= triton==3.6.0
+FLASHINFER ?= flashinfer-python==0.7.4
 PIN_THREADS := OMP_PROC_BIND=true OMP_PLACES="{0},{1}"
 
 VENV := .venv
 BIN := $(VENV)/bin
 LEAN := .venv-lean
 LEAN_BIN := $(LEAN)/bin
+CONTRACTS := .contracts
 
-.PHONY: run test lint unit numerics kernels docs wheel regenerate clean
+.PHONY: run test lint unit contracts numerics kernels docs wheel regenerate clean
 
 run: $(VENV)/ready
 	$(BIN)/gdn-capabilities --config qwen3-next-80b-a3b
 	$(PIN_THREADS) $(BIN)/python examples/generate.py
 
-test: lint unit numerics kernels docs wheel
+test: lint unit contracts numerics kernels docs wheel
 
 $(VENV)/ready: pyproject.toml
 	$(PYTHON) -m venv $(VENV)
@@ -45,12 +47,21 @@ lint: $(VENV)/ready
 unit: $(LEAN)/ready
 	$(LEAN_BIN)/python -m pytest -q tests/unit tests/plugins tests/cli
 
+# FlashInfer's sources alone, 101 MB, without what it would bring along: enough to compare signatures.
+$(CONTRACTS)/ready:
+	$(PYTHON) -m venv $(CONTRACTS)/pip
+	$(CONTRACTS)/pip/bin/pip install --quiet --no-deps --no-compile --target $(CONTRACTS)/site "$(FLASHINFER)"
+	touch $@
+
+contracts: $(VENV)/ready $(CONTRACTS)/ready
+	PYTHONPATH=$(CONTRACTS)/site $(BIN)/python -m pytest -q tests/backends/flashinfer/test_contract.py
+
 numerics: $(VENV)/ready
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n 2 tests -m "not interpret and not cross_compile and not gpu and not large"
 
 kernels: $(VENV)/triton
-	TRITON_INTERPRET=1 OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n 2 tests/backends/triton tests/serving -m interpret
-	$(BIN)/python -m pytest -q -n 2 tests/backends/triton -m "cross_compile and not slow"
+	TRITON_INTERPRET=1 OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n 2 tests/backends tests/serving -m interpret
+	$(BIN)/python -m pytest -q -n 2 tests/backends -m "cross_compile and not slow"
 
 docs: $(VENV)/ready
 	$(BIN)/python tools/generate_docs.py --check
@@ -63,4 +74,4 @@ regenerate: $(VENV)/ready
 	$(BIN)/python tools/generate_docs.py
 
 clean:
-	rm -rf $(VENV) $(LEAN) build dist site
+	rm -rf $(VENV) $(LEAN) $(CONTRACTS) build dist site

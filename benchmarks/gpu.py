@@ -31,7 +31,9 @@ from gdn.backends.triton import decode
 from gdn.backends.triton import extend
 from gdn.backends.triton import replay
 from gdn.backends.triton import verify
+from gdn.config import GdnConfig
 from gdn.device import detect_device
+from gdn.testing.operations import bound_operation
 
 BANDWIDTH, FLOPS = 4.3e12, 790e12
 K = V = 128
@@ -61,6 +63,12 @@ class Bench:
         slots = max(POOL_BYTES // (self.HV * K * V * dtype.itemsize), batch)
         return torch.randn(slots, self.HV, V, K, device="cuda", dtype=dtype)
 
+    def flashinfer(self, operation: str, dtype: torch.dtype) -> Callable[..., Any] | None:
+        """This project's adapter of FlashInfer's function, to be compared with the direct call; None where absent."""
+        name = str(dtype).removeprefix("torch.")
+        heads = {"num_k_heads": self.HK, "num_v_heads": self.HV, "head_k_dim": K, "head_v_dim": V}
+        return bound_operation("flashinfer", operation, GdnConfig(**heads, state_dtype=name), self.context.device)
+
     def state_bytes(self, dtype: torch.dtype) -> int:
         return self.HV * K * V * dtype.itemsize
 
@@ -71,8 +79,8 @@ def decode_points(bench: Bench, batches: tuple[int, ...]) -> Iterator[dict[str, 
         for batch in batches:
             mixed, a, b = bench.mixed(batch)
             q, k, v = bench.heads(mixed)
-            sets = slot_sets(batch, pool.shape[0])
-            ours = decode.packed_factory(bench.context)
+            sets = slot_sets(batch, pool.shape[0] - 1)  # FlashInfer's decode of bf16 pools takes the last as scratch
+            ours, adapter = decode.packed_factory(bench.context), bench.flashinfer("decode", dtype)
             gates = {"A_log": bench.A_log, "dt_bias": bench.dt_bias}
             contiguous = [x.contiguous() for x in (q, k, v)]
             calls = {
@@ -87,6 +95,10 @@ def decode_points(bench: Bench, batches: tuple[int, ...]) -> Iterator[dict[str, 
                     peers.flashinfer_decode(
                         *contiguous, a, b, bench.A_log, bench.dt_bias, pool, lambda s=s: s, K**-0.5
                     )
+                    for s in sets
+                ],
+                "gdn-flashinfer": [
+                    adapter and (lambda s=s: adapter(*contiguous, a, b, **gates, ssm_states=pool, cache_indices=s))
                     for s in sets
                 ],
             }  # fmt: skip
@@ -127,18 +139,23 @@ def verify_calls(bench: Bench, pool: torch.Tensor, point: Drafts) -> dict[str, C
     rows = torch.arange(batch, device="cuda", dtype=torch.int32)
     binary = ((torch.arange(drafts, device="cuda") - 1) // 2).clamp_min(0).repeat(batch, 1)
     parents = binary if point.tree else None
-    ours = verify.factory(bench.context)
+    ours, adapter = verify.factory(bench.context), bench.flashinfer("verify", pool.dtype)
     pairs = [(s, buffers[i % most]) for i, s in enumerate(slot_sets(batch, pool.shape[0], 8))]
-    calls = {
-        "gdn": [
-            lambda s=s, to=to: ours(
-                bench.A_log, bench.dt_bias, q, k, v, a, b, ssm_states=pool, cache_indices=s, query_start_loc=offsets,
-                intermediate_states_buffer=to, intermediate_state_indices=rows, cache_steps=drafts,
-                retrieve_parent_token=parents,
+    shared = {"query_start_loc": offsets, "intermediate_state_indices": rows, "cache_steps": drafts}
+
+    def through(function: Callable[..., Any] | None) -> Calls:
+        return [
+            function
+            and (
+                lambda s=s, to=to: function(
+                    bench.A_log, bench.dt_bias, q, k, v, a, b, ssm_states=pool, cache_indices=s,
+                    intermediate_states_buffer=to, retrieve_parent_token=parents, **shared,
+                )
             )
             for s, to in pairs
-        ],
-    }  # fmt: skip
+        ]  # fmt: skip
+
+    calls = {"gdn": through(ours)}
     if point.tree:
         return calls
     inputs = (bench.A_log, bench.dt_bias, q, k, v, a, b, pool)
@@ -146,6 +163,7 @@ def verify_calls(bench: Bench, pool: torch.Tensor, point: Drafts) -> dict[str, C
         calls["sglang"] = [
             peers.sglang_verify(*inputs, lambda s=s: s, offsets, to, rows, drafts) for s, to in pairs
         ]  # fmt: skip
+    calls["gdn-flashinfer"] = through(adapter)
     calls["flashinfer"] = [peers.flashinfer_verify(*inputs, lambda s=s: s, to, drafts) for s, to in pairs]
     return calls
 
@@ -184,7 +202,7 @@ def replay_points(bench: Bench, batches: tuple[int, ...]) -> Iterator[dict[str, 
 
 
 def extend_points(bench: Bench, shapes: tuple[tuple[int, int], ...]) -> Iterator[dict[str, Any]]:
-    ours = extend.factory(bench.context)
+    ours, adapter = extend.factory(bench.context), bench.flashinfer("extend", torch.float32)
     for sequences, length in shapes:
         tokens = sequences * length
         mixed, _, _ = bench.mixed(tokens)
@@ -202,7 +220,16 @@ def extend_points(bench: Bench, shapes: tuple[tuple[int, int], ...]) -> Iterator
             "sglang": [peers.sglang_extend(q, k, v, g, beta, pool, lambda s=s: s, offsets) for s in sets],
             "fla": [peers.fla_extend(q, k, v, g, beta, pool, lambda s=s: s, offsets) for s in sets[:1]],
             "flashinfer": [
+                peers.flashinfer_extend(q, k, v, g, beta, pool, lambda s=s: s, offsets, length, use_cp=False)
+                for s in sets
+            ],
+            "flashinfer-auto": [
                 peers.flashinfer_extend(q, k, v, g, beta, pool, lambda s=s: s, offsets, length) for s in sets
+            ],
+            "gdn-flashinfer": [
+                adapter
+                and (lambda s=s: adapter(q, k, v, g, beta, ssm_states=pool, cache_indices=s, query_start_loc=offsets))
+                for s in sets
             ],
         }  # fmt: skip
         heads = 2 * bench.HK * K + 2 * bench.HV * V
@@ -257,13 +284,15 @@ def measured(
 
 
 def show(row: dict[str, Any]) -> None:
-    others = {name: row[name] for name in ("sglang", "fla", "flashinfer") if row.get(name)}
+    others = {name: row[name] for name in ("sglang", "fla", "flashinfer", "flashinfer-auto") if row.get(name)}
     best = min(others.values(), default=None)
     ratio = f"{best / row['gdn']:.2f}x" if best and row["gdn"] else "-"
     text = "  ".join(f"{name} {us:.1f}" for name, us in others.items())
     eager = "  ".join(
         f"{name} {value['host_us']:.0f}/{value['wall_us']:.0f}" for name, value in row.get("eager", {}).items()
     )
+    if row.get("gdn-flashinfer"):
+        text += f"  (through gdn {row['gdn-flashinfer']:.1f})"
     share = f"{100 * row['floor_us'] / row['gdn']:.0f}%" if row["gdn"] else "-"
     print(f"{row['operation']:14}{row['heads']:>6} {row['point']:22} gdn {row['gdn']} us ({share} of floor) | {text} | "
           f"{ratio} | eager {eager}", flush=True)  # fmt: skip

@@ -134,7 +134,7 @@ def flashinfer_verify(A_log, dt_bias, q, k, v, a, b, pool, indices, buffer, step
     )  # fmt: skip
 
 
-def flashinfer_extend(q, k, v, g, beta, pool, indices, offsets, longest) -> Call | None:
+def flashinfer_extend(q, k, v, g, beta, pool, indices, offsets, longest, use_cp="auto") -> Call | None:
     """q and k are normalised before the call that is timed; gates are linear (exp before the call)."""
     function = _load("flashinfer.gdn_prefill", "chunk_gated_delta_rule")
     if function is None:
@@ -147,7 +147,8 @@ def flashinfer_extend(q, k, v, g, beta, pool, indices, offsets, longest) -> Call
     out = torch.empty_like(value)
     return lambda: function(
         query, key, value, decay, strength, initial_state=pool, output_final_state=True, cu_seqlens=offsets,
-        output=out, output_state=pool, state_indices=indices(), max_seqlen=longest, backend="flashinfer",
+        output=out, output_state=pool, state_indices=indices(), max_seqlen=longest, use_cp=use_cp,
+        backend="flashinfer",
     )  # fmt: skip
 
 

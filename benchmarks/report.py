@@ -6,7 +6,9 @@ import json
 import sys
 from typing import Any
 
-PEERS = ("sglang", "fla", "flashinfer")
+PEERS = ("sglang", "fla", "flashinfer", "flashinfer-auto")
+ADAPTERS = ("gdn-flashinfer",)
+"""Other libraries' functions through this project: shown, no part of the ratio."""
 
 
 def tables(data: dict[str, Any]) -> str:
@@ -14,7 +16,7 @@ def tables(data: dict[str, Any]) -> str:
     lines = [f"{data['device']}, {data['date']}, {versions}. Microseconds; ratio: best other library over gdn.", ""]
     for operation in dict.fromkeys(row["operation"] for row in data["rows"]):
         rows = [row for row in data["rows"] if row["operation"] == operation]
-        peers = [name for name in PEERS if any(row.get(name) for row in rows)]
+        peers = [name for name in PEERS + ADAPTERS if any(row.get(name) for row in rows)]
         heads = (
             "heads",
             "point",
@@ -28,7 +30,7 @@ def tables(data: dict[str, Any]) -> str:
         )
         lines += [f"### {operation}", "", _line(heads), _line(["---"] * len(heads))]
         for row in rows:
-            others = [row[name] for name in peers if row.get(name)]
+            others = [row[name] for name in PEERS if row.get(name)]
             ratio = f"{min(others) / row['gdn']:.2f}" if others and row.get("gdn") else ""
             share = f"{100 * row['floor_us'] / row['gdn']:.0f}%" if row.get("gdn") else ""
             eager = row.get("eager", {})

@@ -15,6 +15,8 @@ from typing import Final
 
 from gdn.capabilities import BackendManifest
 from gdn.capabilities import CapabilityRow
+from gdn.conditions import Question
+from gdn.conditions import failures
 from gdn.config import GdnConfig
 from gdn.device import DeviceInfo
 from gdn.matching import InstalledVersion
@@ -22,6 +24,7 @@ from gdn.matching import match
 from gdn.ranking import Rank
 from gdn.ranking import rank
 from gdn.ranking import ranking_row
+from gdn.ranking import unconditional
 from gdn.reasons import Reason
 from gdn.report import Fallback
 from gdn.report import Rejection
@@ -80,6 +83,8 @@ class _Pick:
     operation: Operation
     winner: _Candidate | None
     losers: tuple[_Candidate, ...]
+    unmet: tuple[str, ...] = ()
+    """Conditions of the ranking row that don't hold, so that its second order does."""
 
 
 def needed_operations(config: GdnConfig) -> tuple[Operation, ...]:
@@ -98,7 +103,7 @@ def explain(config: GdnConfig, device: DeviceInfo, facts: Facts) -> ResolutionRe
     outcomes = [(state, _pick_all(config, device, state, facts)) for state in _contracts(config)]
     serving = [o for o in outcomes if all(o[1][op].winner for op in needed)]
     if serving:
-        state, picks = min(serving, key=lambda o: _outcome_order(o[1]))
+        state, picks = min(serving, key=lambda o: _outcome_order(o[1], device))
     else:
         state, picks = max(outcomes, key=lambda o: sum(o[1][op].winner is not None for op in needed))
     return _report(config, device, facts, needed, state if serving else None, picks)
@@ -129,8 +134,10 @@ def _contracts(config: GdnConfig) -> list[StateContract]:
     return [StateContract(dtype) for dtype in dtypes]
 
 
-def _outcome_order(picks: Mapping[Operation, _Pick]) -> list[Rank]:
-    return [winner.rank for op in CORE_OPERATIONS if (winner := picks[op].winner)]
+def _outcome_order(picks: Mapping[Operation, _Pick], device: DeviceInfo) -> list[Rank]:
+    return [
+        unconditional(winner.rank, ROW_OPERATION[op], device) for op in CORE_OPERATIONS if (winner := picks[op].winner)
+    ]
 
 
 def _pick_all(config: GdnConfig, device: DeviceInfo, state: StateContract, facts: Facts) -> dict[Operation, _Pick]:
@@ -159,7 +166,15 @@ def _pick(
     ]
     candidates.sort(key=lambda c: c.rank)
     winner = next((c for c in candidates if c.row is not None), None)
-    return _Pick(operation, winner, tuple(c for c in candidates if c is not winner))
+    row = ranking_row(ROW_OPERATION[operation], device)
+    unmet = tuple(failures(row.conditions, _question(operation, config, device, state, facts))) if row else ()
+    return _Pick(operation, winner, tuple(c for c in candidates if c is not winner), unmet)
+
+
+def _question(
+    operation: Operation, config: GdnConfig, device: DeviceInfo, state: StateContract, facts: Facts
+) -> Question:
+    return Question(config, device, state, tuple(sorted(facts.selection.named(operation))))
 
 
 def _pick_from_decode(
@@ -209,7 +224,7 @@ def _candidate(
     place = rank(
         manifest,
         ROW_OPERATION[operation],
-        device,
+        _question(operation, config, device, state, facts),
         prefer=(*selection.order(operation), *((companion,) if companion else ())),
         third_party=manifest.name in facts.third_party,
     )
@@ -240,9 +255,10 @@ def _candidate(
     return _Candidate(manifest, place, None, tuple(unique), len(failures[0]))
 
 
-def _distance(reasons: Sequence[Reason]) -> tuple[bool, int]:
-    """How far a row is from matching: a row for another kind of device is farthest, then by failing constraints."""
-    return any(r.code == "device_type" for r in reasons), len(reasons)
+def _distance(reasons: Sequence[Reason]) -> tuple[bool, bool, int]:
+    """How far a row is from matching: one for another kind of device is farthest, then one for another chip."""
+    failed = {reason.code for reason in reasons}
+    return "device_type" in failed, "sm_range" in failed, len(reasons)
 
 
 def _name_reasons(name: str, operation: Operation, selection: Selection) -> tuple[Reason, ...]:
@@ -343,9 +359,20 @@ def _rejections(pick: _Pick, device: DeviceInfo) -> Iterable[Rejection]:
             for reason in loser.reasons:
                 yield Rejection(loser.manifest.name, pick.operation, reason.code, reason.message)
         elif pick.winner:
-            row = ranking_row(ROW_OPERATION[pick.operation], device)
-            why = f"ranked after {pick.winner.manifest.name}" + (f": {row.reason}" if row else "")
-            yield Rejection(loser.manifest.name, pick.operation, "policy", why)
+            for why in _ranked_after(pick.winner.manifest.name, loser.manifest.name, pick, device):
+                yield Rejection(loser.manifest.name, pick.operation, "policy", why)
+
+
+def _ranked_after(winner: str, loser: str, pick: _Pick, device: DeviceInfo) -> Iterable[str]:
+    """Why a backend that matches stands behind the winner: by the row's order, or for conditions that don't hold."""
+    row = ranking_row(ROW_OPERATION[pick.operation], device)
+    if row is None:
+        return (f"ranked after {winner}",)
+    if not pick.unmet:
+        return (f"ranked after {winner}: {row.reason}",)
+    if loser in row.order and row.order.index(loser) == 0:
+        return [f"ranked after {winner}: it would come first, but {failure}" for failure in pick.unmet]
+    return (f"ranked after {winner}",)
 
 
 def _losses(pick: _Pick) -> Iterable[Rejection]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from collections.abc import Mapping
+from collections.abc import Sequence
 from dataclasses import dataclass
 from dataclasses import replace
 from typing import Any
@@ -61,6 +62,18 @@ class ResolvedTriple:
         """The bound operations by name, without those that nobody serves."""
         bound = {name: getattr(self, name) for name in OPERATIONS}
         return {name: function for name, function in bound.items() if function is not None}
+
+    def warmup(
+        self, batches: Sequence[int] = (1,), progress: Callable[[str], None] | None = None
+    ) -> dict[str, float]:  # fmt: skip
+        """Run every operation once on small tensors of its own, so that no request waits for a compiler.
+
+        Returns:
+            Seconds by operation. See `gdn.warmup.warm_up`.
+        """
+        from gdn.warmup import warm_up
+
+        return warm_up(self, batches, progress)
 
     def checked(self) -> ResolvedTriple:
         """A copy whose operations also check values (slots, offsets, parents, gates) before they run.

@@ -10,6 +10,7 @@ from gdn.testing.compare import relative_error
 from gdn.testing.harness import Geometry
 from gdn.testing.harness import Harness
 from gdn.testing.harness import Tokens
+from gdn.testing.tolerances import smallest_row
 
 
 class Algebra(Harness):
@@ -22,8 +23,9 @@ class Algebra(Harness):
             whole, steps = self._pools(geometry, 2)
             out = self.run("extend", geometry, tokens, whole, [1], [0, length]).output[0]
             single = torch.cat([self.run("decode", geometry, one, steps, [1])[0] for one in _each(tokens)])
-            self._close(geometry, out, single)
-            self._close(geometry, whole[1], steps[1])
+            floor = smallest_row("extend", geometry.activation)
+            self._close(geometry, out, single, floor)
+            self._close(geometry, whole[1], steps[1], floor)
 
     def test_split_extend_equals_whole_extend(self) -> None:
         geometry = self.geometry("extend", HV=2)
@@ -81,9 +83,9 @@ class Algebra(Harness):
         pool.copy_(torch.randn(pool.shape, generator=torch.Generator().manual_seed(9)))
         return pool, pool.clone()
 
-    def _close(self, geometry: Geometry, got: torch.Tensor, expected: torch.Tensor) -> None:
+    def _close(self, geometry: Geometry, got: torch.Tensor, expected: torch.Tensor, floor: float = 0.1) -> None:
         allowed = {"float32": 2e-5, "float16": 5e-3, "bfloat16": 2.5e-2}[geometry.activation]
-        assert relative_error(got.flatten(1).cpu(), expected.flatten(1).cpu()) <= allowed
+        assert relative_error(got.flatten(1).cpu(), expected.flatten(1).cpu(), floor) <= allowed
 
 
 def _each(tokens: Tokens) -> Iterator[Tokens]:

@@ -111,7 +111,7 @@ def _state_pool(case: Case, make: TensorFactory, requests: _Requests) -> Tensor:
     """NaN in every slot that no real request names."""
     heads = case.heads
     pool = make.pool(
-        requests.pool_slots, (heads.HV, heads.V, heads.K), case.slot_gap, DTYPES[case.state], torch.nan
+        requests.pool_slots + case.reserved, (heads.HV, heads.V, heads.K), case.slot_gap, DTYPES[case.state], torch.nan
     )  # fmt: skip
     for slot, real in zip(requests.slots, requests.real, strict=True):
         if real:

@@ -64,6 +64,8 @@ class Case:
     """Inputs are slices of wider tensors that begin at odd offsets; indices are columns of a matrix."""
     slot_gap: int = 0
     """Elements between two slots of a pool."""
+    reserved: int = 0
+    """Scratch slots that the pool of states holds after those of requests, as a state contract may ask."""
     tail: int = 0
     """Token rows after the last sequence."""
     gates: Gates = "usual"

@@ -78,13 +78,8 @@ class BackendConformance(FieldCases, Algebra, GraphCapture):
         return [
             case
             for plain, (activation, state) in itertools.product(SITUATIONS[operation], cls.dtypes)
-            if cls.serves(operation, case := plain.but(activation=activation, state=state))
+            if (case := cls.fitted(operation, plain.but(activation=activation, state=state)))
         ]
-
-    @classmethod
-    def serves(cls, operation: Operation, case: Case) -> bool:
-        checkpoints = case.chunk_states or case.snapshots is not None
-        return cls.bind(operation, case.config(state_checkpoints=checkpoints)) is not None
 
     def test_matches_the_reference(self, operation: Operation, situation: Case) -> None:
         function = self.op(operation, situation.config())

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import itertools
 from collections.abc import Callable
+from collections.abc import Iterator
 from collections.abc import Sequence
 from dataclasses import dataclass
 from dataclasses import replace
@@ -15,16 +16,21 @@ from typing import ClassVar
 import pytest
 import torch
 
+from gdn.capabilities import CapabilityRow
 from gdn.config import GdnConfig
 from gdn.device import DeviceInfo
 from gdn.device import detect_device
+from gdn.testing.case import Case
 from gdn.testing.case import Heads
 from gdn.testing.operations import bound_operation
 from gdn.testing.operations import declared_operations
+from gdn.testing.operations import fit
+from gdn.testing.operations import rows_serving
 from gdn.testing.reference.projection import log_decay
 from gdn.testing.tensors import DTYPES
 from gdn.types import DType
 from gdn.types import Operation
+from gdn.types import StateContract
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -93,6 +99,16 @@ class Harness:
         """The backend's function, or None where its manifest doesn't serve the config here."""
         return bound_operation(cls.backend, operation, config, cls.device_info())
 
+    @classmethod
+    def rows(cls, operation: Operation, config: GdnConfig) -> Iterator[tuple[CapabilityRow, StateContract]]:
+        """The backend's rows that take the config here, each with the state contract it asks for."""
+        return rows_serving(cls.backend, operation, config, cls.device_info())
+
+    @classmethod
+    def fitted(cls, operation: Operation, case: Case, *, dims: bool = True) -> Case | None:
+        """See `gdn.testing.operations.fit`."""
+        return fit(operation, case, cls.rows, dims=dims)
+
     def op(self, operation: Operation, config: GdnConfig) -> Callable[..., Any]:
         """The backend's function; a config that the manifest doesn't serve skips the test and says so."""
         function = self.bind(operation, config)
@@ -156,8 +172,21 @@ class Harness:
 
     def run(self, operation: Operation, geometry: Geometry, tokens: Tokens, pool: Tensor, slots: Sequence[int],
             offsets: Sequence[int] | None = None, **options: Any) -> Any:  # fmt: skip
-        """Call decode, packed_decode, extend, verify or tree_verify on hand-made tokens."""
-        function = self.op(operation, geometry.config(strided_state=not pool.is_contiguous()))
+        """Call decode, packed_decode, extend, verify or tree_verify on hand-made tokens.
+
+        A backend that wants scratch slots gets a copy of the pool with them, laid out alike, which is copied back.
+        """
+        config = geometry.config(strided_state=not pool.is_contiguous())
+        if reserved := next((state.reserved_slots for _, state in self.rows(operation, config)), 0):
+            wide = _with_scratch(pool, reserved)
+            result = self._run(operation, config, tokens, wide, slots, offsets, **options)
+            pool.copy_(wide[: pool.shape[0]])
+            return result
+        return self._run(operation, config, tokens, pool, slots, offsets, **options)
+
+    def _run(self, operation: Operation, config: GdnConfig, tokens: Tokens, pool: Tensor, slots: Sequence[int],
+             offsets: Sequence[int] | None, **options: Any) -> Any:  # fmt: skip
+        function = self.op(operation, config)
         offsets = list(range(len(slots) + 1)) if offsets is None else list(offsets)
         indices = options.pop("indices", self.tensor(list(slots)))
         gates = {"A_log": tokens.A_log, "dt_bias": tokens.dt_bias}
@@ -189,6 +218,14 @@ class Harness:
         kept: dict[str, Any] = {"intermediate_states_buffer": buffer, "intermediate_state_indices": self.tensor([0])}
         self.run(operation, geometry, tokens, pool, [0], **kept)
         return buffer[0, 0]
+
+
+def _with_scratch(pool: Tensor, reserved: int) -> Tensor:
+    """A copy of the pool with slots of NaN after it, and its strides."""
+    slots = pool.shape[0] + reserved
+    wide = pool.new_full((slots * pool.stride(0),), torch.nan).as_strided((slots, *pool.shape[1:]), pool.stride())
+    wide[: pool.shape[0]] = pool
+    return wide
 
 
 @functools.cache

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from collections.abc import Iterable
 from collections.abc import Iterator
 from importlib import import_module
 from typing import Any
@@ -16,6 +17,8 @@ from gdn.errors import UnknownBackendError
 from gdn.installed import installed_version
 from gdn.matching import match
 from gdn.registry import get_registry
+from gdn.testing.case import Case
+from gdn.types import DTYPE_BYTES
 from gdn.types import OPERATIONS
 from gdn.types import ROW_OPERATION
 from gdn.types import Operation
@@ -63,6 +66,38 @@ def rows_serving(
         )
         if factory_of(row, operation) and not match(row, operation, config, device, state, installed_version):
             yield row, state
+
+
+def fit(
+    operation: Operation,
+    case: Case,
+    rows: Callable[[Operation, GdnConfig], Iterable[tuple[CapabilityRow, StateContract]]],
+    *,
+    dims: bool = True,
+) -> Case | None:
+    """`case` as a backend can be asked it: head dims that it serves, the pool that its state contract asks for.
+
+    Args:
+        operation: the operation under test.
+        case: the situation.
+        rows: the rows that serve a config, with their contracts.
+        dims: K and V may become 128 where the case's own aren't served.
+
+    Returns:
+        None where no row takes it.
+    """
+    wide = case.heads._replace(K=128, V=128)
+    for heads in (case.heads, wide) if dims else (case.heads,):
+        fitted = case.but(heads=heads)
+        checkpoints = case.chunk_states or case.snapshots is not None
+        drafts = case.drafts if ROW_OPERATION[operation] == "verify" else 0
+        config = fitted.config(state_checkpoints=checkpoints, max_draft_tokens=drafts)
+        for _, state in rows(operation, config):
+            bytes_each = DTYPE_BYTES[state.dtype]
+            stride = (heads.HV * heads.V * heads.K + case.slot_gap) * bytes_each
+            gap = case.slot_gap + (-stride % state.alignment) // bytes_each
+            return fitted.but(reserved=state.reserved_slots, slot_gap=gap)
+    return None
 
 
 def bound_operation(

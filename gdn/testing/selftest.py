@@ -18,12 +18,14 @@ from dataclasses import asdict
 from dataclasses import dataclass
 from typing import Any
 
+from gdn.capabilities import CapabilityRow
 from gdn.config import GdnConfig
 from gdn.device import DeviceInfo
 from gdn.registry import get_registry
 from gdn.testing.operations import declared_operations
 from gdn.testing.operations import rows_serving
 from gdn.types import Operation
+from gdn.types import StateContract
 
 Progress = Callable[[int, int, str], None]
 TIMEOUT = 120.0
@@ -160,14 +162,18 @@ def compare_operation(backend: str, operation: Operation, config: GdnConfig, dev
     from gdn.testing.calls import build_call
     from gdn.testing.compare import compare
     from gdn.testing.operations import bound_operation
+    from gdn.testing.operations import fit
     from gdn.testing.situations import SITUATIONS
+
+    def rows(operation: Operation, config: GdnConfig) -> Iterator[tuple[CapabilityRow, StateContract]]:
+        return rows_serving(backend, operation, config, device)
 
     state = "float32" if config.state_dtype == "auto" else config.state_dtype
     worst, detail, passed = (0.0, 0.0, -1.0), "", True
     for seed, plain in enumerate(SITUATIONS[operation]):
-        case = plain.but(activation=config.activation_dtype, state=state)
-        function = bound_operation(backend, operation, case.config(), device)
-        if function is None:
+        case = fit(operation, plain.but(activation=config.activation_dtype, state=state), rows)
+        function = None if case is None else bound_operation(backend, operation, case.config(), device)
+        if case is None or function is None:
             continue
         for difference in compare(function, build_call(operation, case, seed=seed, device=device.torch_device)):
             closeness = difference.error / difference.tolerance if difference.tolerance else difference.error

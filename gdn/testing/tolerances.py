@@ -33,13 +33,13 @@ _GATE: Final = 5e-6
 """A few fp32 functions in a row."""
 
 
-def smallest_row(operation: str, case: Case) -> float:
+def smallest_row(operation: str, activation: DType) -> float:
     """Below this share of the mean norm a row's error is measured against that share.
 
     A small row is the difference of larger terms. Where these are products of rounded operands (extend in 16 bits), its
     error is that of an average row; where all arithmetic is fp32, a tenth of one tells a fault from rounding.
     """
-    return 1.0 if operation == "extend" and case.activation != "float32" else 0.1
+    return 1.0 if operation == "extend" and activation != "float32" else 0.1
 
 
 def tolerance(operation: str, quantity: Quantity, case: Case) -> float:

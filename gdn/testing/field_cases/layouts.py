@@ -12,6 +12,7 @@ from gdn.testing.case import Case
 from gdn.testing.case import Heads
 from gdn.testing.compare import assert_matches
 from gdn.testing.harness import Harness
+from gdn.types import DTYPE_BYTES
 
 _RATIOS = ((1, 1), (1, 3), (2, 6), (4, 12), (16, 48), (4, 20), (3, 3), (2, 14), (16, 16))
 _DIMS = ((64, 64), (60, 60), (96, 96), (100, 100), (128, 256), (256, 128), (192, 192), (256, 256), (80, 96))
@@ -67,11 +68,13 @@ class LayoutCases(Harness):
         if self.bind("decode", config) is None:
             pytest.skip(f"{self.backend} declares no strided_state")
         size = heads.HV * heads.V * heads.K
+        alignment = next(state.alignment for _, state in self.rows("decode", config))
+        gap = max(8, alignment // DTYPE_BYTES[geometry.state])
         tokens = self.random_tokens(geometry, 2)
         values = torch.randn(6, size, generator=torch.Generator().manual_seed(0))
         expected = None
         for turn in range(20):
-            storage = self.pool(geometry, 6).new_full((6, size + (8, 16)[turn % 2]), 7.0)
+            storage = self.pool(geometry, 6).new_full((6, size + gap * (1 + turn % 2)), 7.0)
             storage[:, :size] = values.to(storage)
             pool = storage[:, :size].unflatten(1, (heads.HV, heads.V, heads.K))
             indices = self.tensor([4, 1], (torch.int32, torch.int64)[turn % 3 % 2])
@@ -85,9 +88,8 @@ class LayoutCases(Harness):
     @pytest.mark.parametrize(("K", "V"), _DIMS)
     def test_case_45_dims_off_the_powers_of_two(self, operation: str, K: int, V: int) -> None:
         """One unmasked load read past each row: NaN if the neighbour's memory was large."""
-        self._all_dtypes(
-            operation, Case("case-45", heads=Heads(1, 2, K, V), lengths=(3, 70) if operation == "extend" else (2, 1))
-        )
+        lengths = (3, 70) if operation == "extend" else (2, 1)
+        self._all_dtypes(operation, Case("case-45", heads=Heads(1, 2, K, V), lengths=lengths), dims=False)
 
     def test_case_59_the_caller_sees_one_set_of_dtype_rules(self, operation: str) -> None:
         """One kernel needed int64 offsets, another int32; a state was converted in place."""
@@ -98,13 +100,13 @@ class LayoutCases(Harness):
         """Axes unpacked in the order before a transpose: every extent here differs."""
         self._all_dtypes(operation, Case("case-62", heads=Heads(5, 10, 32, 64), lengths=(3, 4)))
 
-    def _all_dtypes(self, operation: str, case: Case) -> None:
+    def _all_dtypes(self, operation: str, case: Case, *, dims: bool = True) -> None:
         """Match the reference in every dtype pair that the manifest serves; at least one, or the test is skipped."""
         served = 0
         for activation, state in (("float32", "float32"), ("bfloat16", "float32"), ("bfloat16", "bfloat16")):
-            typed = case.but(activation=activation, state=state)
-            function = self.bind(operation, typed.config())  # type: ignore[arg-type]
-            if function is not None:
+            typed = self.fitted(operation, case.but(activation=activation, state=state), dims=dims)  # type: ignore[arg-type]
+            if typed is not None:
+                function = self.op(operation, typed.config())  # type: ignore[arg-type]
                 served += 1
                 assert_matches(function, build_call(operation, typed, seed=served, device=self.torch_device()))
         if not served:

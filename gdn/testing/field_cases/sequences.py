@@ -35,9 +35,10 @@ class SequenceCases(Harness):
         lengths = (0,) if operation in ("gating", "qkv_split") else ()
         for activation, state in (("float32", "float32"), ("bfloat16", "bfloat16")):
             case = Case("case-18", lengths=lengths, activation=activation, state=state)  # type: ignore[arg-type]
-            function = self.bind(operation, case.config())  # type: ignore[arg-type]
-            if function is not None:
-                assert_matches(function, build_call(operation, case, seed=0, device=self.torch_device()))
+            fitted = self.fitted(operation, case)  # type: ignore[arg-type]
+            if fitted is not None:
+                function = self.op(operation, fitted.config())  # type: ignore[arg-type]
+                assert_matches(function, build_call(operation, fitted, seed=0, device=self.torch_device()))
 
     @pytest.mark.parametrize("split", [1, 63, 64, 65, 99])
     def test_case_40_a_prefill_that_starts_late_continues_the_state(self, split: int) -> None:

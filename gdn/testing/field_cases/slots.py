@@ -115,7 +115,7 @@ class SlotCases(Harness):
     def _served(self, operation: str, case: Case) -> Case:
         for activation in ("float32", "bfloat16", "float16"):
             for state in ("float32", "bfloat16"):
-                typed = case.but(activation=activation, state=state)
-                if self.bind(operation, typed.config()):  # type: ignore[arg-type]
+                typed = self.fitted(operation, case.but(activation=activation, state=state))  # type: ignore[arg-type]
+                if typed is not None:
                     return typed
         pytest.skip(f"{self.backend} serves no small {operation} on {self.device_info()}")
