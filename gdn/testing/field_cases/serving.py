@@ -156,6 +156,8 @@ class ServingCases(Harness):
         operations = [op for op in CORE_OPERATIONS if op in self.declared()]
         if not operations:
             pytest.skip(f"{self.backend} declares none of {', '.join(CORE_OPERATIONS)}")
+        if self.device_info().torch_device != self.torch_device():
+            pytest.skip("the functions under test are not those that gdn.resolve binds")
         geometry = self.geometry(*operations, HK=1, HV=2, state="float32")
         features = {"max_draft_tokens": 4, "strided_state": layout == "page_major", **(features or {})}
         try:
