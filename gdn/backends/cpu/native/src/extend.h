@@ -374,12 +374,14 @@ inline void run_tasks(const ExtendPlan &plan, const ExtendCall &call, const Exte
     };
     threads = omp_in_parallel() ? 1 : std::min(threads, tasks);
     if (threads <= 1) {
+        FlushSubnormals flush;
         Tiles tiles;
         for (int64_t at = 0; at < tasks; at++) body(at);
         return;
     }
 #pragma omp parallel num_threads(int(threads))
     {
+        FlushSubnormals flush;
         Tiles tiles;
 #pragma omp for schedule(dynamic, 1)
         for (int64_t at = 0; at < tasks; at++) body(at);

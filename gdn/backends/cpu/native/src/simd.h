@@ -98,7 +98,11 @@ inline vu rounded_bf16(vf x) {
 
 inline void store(float *p, vf x) { std::memcpy(p, &x, sizeof x); }
 inline void store(bf16 *p, vf x) {
+#if defined(__AVX512BF16__)
+    __m256bh h = _mm512_cvtneps_pbh((__m512)x);
+#else
     vh h = __builtin_convertvector(rounded_bf16(x) >> 16, vh);
+#endif
     std::memcpy(p, &h, sizeof h);
 }
 inline void store(f16 *p, vf x) {
