@@ -11,13 +11,13 @@ BIN := $(VENV)/bin
 LEAN := .venv-lean
 LEAN_BIN := $(LEAN)/bin
 
-.PHONY: run test lint unit numerics kernels docs wheel regenerate clean
+.PHONY: run test lint unit numerics sanitize kernels docs wheel regenerate clean
 
 run: $(VENV)/ready
 	$(BIN)/gdn-capabilities --config qwen3-next-80b-a3b
 	$(PIN_THREADS) $(BIN)/python examples/generate.py
 
-test: lint unit numerics kernels docs wheel
+test: lint unit numerics sanitize kernels docs wheel
 
 $(VENV)/ready: pyproject.toml
 	$(PYTHON) -m venv $(VENV)
@@ -46,7 +46,10 @@ unit: $(LEAN)/ready
 	$(LEAN_BIN)/python -m pytest -q tests/unit tests/plugins tests/cli
 
 numerics: $(VENV)/ready
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n 2 tests -m "not interpret and not cross_compile and not gpu and not large"
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n 2 tests -m "not interpret and not cross_compile and not gpu and not large and not sanitize"
+
+sanitize: $(VENV)/ready
+	$(BIN)/python -m pytest -q tests/backends -m sanitize
 
 kernels: $(VENV)/triton
 	TRITON_INTERPRET=1 OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n 2 tests/backends/triton -m interpret
