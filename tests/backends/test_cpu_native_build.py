@@ -103,7 +103,9 @@ def test_a_compiler_without_the_best_path_gives_the_next(tmp_path):
     real = shutil.which("g++") or shutil.which("c++")
     best = paths_for_this_cpu()[0].flags[-1]
     old = tmp_path / "c++"
-    old.write_text(f'#!/bin/sh\ncase "$*" in *{best}*) echo "error: unknown {best}" >&2; exit 1;; esac\nexec {real} "$@"\n')
+    old.write_text(
+        f'#!/bin/sh\ncase "$*" in *{best}*) echo "error: unknown {best}" >&2; exit 1;; esac\nexec {real} "$@"\n'
+    )
     old.chmod(0o755)
     native, why = resolve(tmp_path / "cache", GDN_CPU_CXX=str(old))
     assert native, why
@@ -135,12 +137,13 @@ def test_a_read_only_home(tmp_path):
     assert "can't be written" in why
 
 
-def test_a_library_cut_short_is_built_again(built, tmp_path):
+@pytest.mark.parametrize("kept", [0, 40, 1000, 100_000])
+def test_a_library_cut_short_is_built_again(built, tmp_path, kept):
     cache = tmp_path / "cache"
     shutil.copytree(built, cache)
     (library,) = libraries(cache)
     whole = library.stat().st_size
-    library.write_bytes(library.read_bytes()[:1000])
+    library.write_bytes(library.read_bytes()[:kept])
     native, why = resolve(cache)
     assert native, why
     assert library.stat().st_size == whole

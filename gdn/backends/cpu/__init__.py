@@ -86,7 +86,9 @@ _ROWS: Final = (
 )
 
 MANIFEST = BackendManifest(
-    name="cpu", summary="Any CPU: native kernels compiled on first use, else vectorised torch; every operation", capabilities=_ROWS
+    name="cpu",
+    summary="Any CPU: native kernels compiled on first use, else vectorised torch; every operation",
+    capabilities=_ROWS,
 )
 
 

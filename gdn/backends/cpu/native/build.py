@@ -10,6 +10,7 @@ import hashlib
 import os
 import shlex
 import shutil
+import struct
 import subprocess
 import tempfile
 from collections.abc import Mapping
@@ -109,7 +110,7 @@ def build(path: InstructionPath, cpu: CpuInfo, settings: Settings) -> Path:
     compiler = find_compiler(settings)
     flags = (*FLAGS, *path.flags, *settings.flags)
     target = cache_folder() / f"{path.name}-{_key(compiler, flags, cpu)}.so"
-    if target.is_file():
+    if target.is_file() and is_whole(target):
         return target
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
@@ -137,6 +138,17 @@ def find_compiler(settings: Settings) -> Path:
             return Path(found).resolve()
     asked = f"GDN_CPU_CXX={settings.compiler} is no" if settings.compiler else f"none of {', '.join(names)} is a"
     raise Unavailable(f"{asked} program on PATH, so the native kernels can't be compiled")
+
+
+def is_whole(library: Path) -> bool:
+    """False for an ELF file cut short, which would kill the process that loads it. Its last part is a table."""
+    with library.open("rb") as file:
+        header = file.read(64)
+    if len(header) < 64 or not header.startswith(b"\x7fELF"):
+        return True  # the loader refuses it politely
+    (table,) = struct.unpack_from("=Q", header, 0x28)
+    entry_bytes, entries = struct.unpack_from("=HH", header, 0x3A)
+    return library.stat().st_size >= table + entry_bytes * entries
 
 
 def _key(compiler: Path, flags: tuple[str, ...], cpu: CpuInfo) -> str:

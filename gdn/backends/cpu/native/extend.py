@@ -45,9 +45,7 @@ def factory(context: BindContext) -> Extend:
         snapshot_slots: Tensor | None = None, seq_lens_cpu: Sequence[int] | None = None,
     ) -> ExtendResult:  # fmt: skip
         """See `gdn.ops.Extend`."""
-        plan = plans(
-            q, k, v, g, beta, ssm_states, cache_indices, query_start_loc, out, snapshot_chunks, snapshot_slots
-        )
+        plan = plans(q, k, v, g, beta, ssm_states, cache_indices, query_start_loc, out, snapshot_chunks, snapshot_slots)
         check_seq_lens(seq_lens_cpu, query_start_loc)
         if out is None:
             out = torch.empty(plan.shape, dtype=plan.dtype, device="cpu")

@@ -60,9 +60,7 @@ def split_factory(context: BindContext) -> QkvSplit:
         """See `gdn.ops.QkvSplit`."""
         plan = plans(mixed_qkv)
         (tokens,) = plan.shape
-        q, k, v = (
-            torch.empty((1, tokens, *heads), dtype=plan.dtype, device="cpu") for heads in (keys, keys, values)
-        )
+        q, k, v = (torch.empty((1, tokens, *heads), dtype=plan.dtype, device="cpu") for heads in (keys, keys, values))
         call = _pack_split(mixed_qkv.data_ptr(), q.data_ptr(), k.data_ptr(), v.data_ptr(), _threads())
         run(plan.address, call)
         return q, k, v

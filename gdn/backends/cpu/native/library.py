@@ -13,7 +13,7 @@ from typing import Any
 from typing import Final
 from typing import NamedTuple
 
-import torch  # before the library, which then shares torch's OpenMP threads
+import torch  # noqa: TC002 - loads its OpenMP before the library, which then shares its threads
 
 from gdn._arguments import refuse
 from gdn.backends.cpu.native.build import InstructionPath
