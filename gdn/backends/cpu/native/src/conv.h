@@ -1,5 +1,8 @@
 // The causal depthwise convolution over blocks of channels, staged as fp32 rows: one row a token, one row a tap.
 #pragma once
+#include <array>
+#include <type_traits>
+
 #include "rows.h"
 
 namespace gdn {
@@ -15,12 +18,66 @@ inline void deinterleave(const T *source, int64_t n, float *rows) {
         for (int j = 0; j < N; j++) rows[j * BLOCK + c] = to_float(source[c * N + j]);
 }
 
-template <int N, class T>
-inline void interleave(T *target, int64_t n, const float *rows) {
-    for (int64_t c = 0; c < n; c++)
-#pragma GCC unroll 8
-        for (int j = 0; j < N; j++) from_float(target + c * N + j, rows[j * BLOCK + c]);
+#if defined(__AVX512BW__)
+// Sixteen 16-bit elements, every N-th from `first`, of up to 64 in two registers.
+template <int N>
+inline __m256i every(__m512i low, __m512i high, int first) {
+    static const auto ORDER = [] {
+        std::array<std::array<uint16_t, 32>, N> order{};
+        for (int j = 0; j < N; j++)
+            for (int c = 0; c < 16; c++) order[j][c] = uint16_t(c * N + j);
+        return order;
+    }();
+    __m512i order = _mm512_loadu_si512(ORDER[first].data());
+    return _mm512_castsi512_si256(_mm512_permutex2var_epi16(low, order, high));
 }
+
+inline __m512i load_words(const void *source, int64_t count) {
+    return _mm512_maskz_loadu_epi16(count >= 32 ? ~__mmask32(0) : (__mmask32(1) << count) - 1, source);
+}
+
+// As the general form, sixteen channels at a time.
+template <int N>
+inline void deinterleave(const bf16 *source, int64_t n, float *rows) {
+    int64_t c = 0;
+    for (; c + 16 <= n; c += 16) {
+        __m512i low = _mm512_loadu_si512(source + c * N), high = load_words(source + c * N + 32, 16 * N - 32);
+#pragma GCC unroll 8
+        for (int j = 0; j < N; j++)
+            _mm512_storeu_si512(
+                rows + j * BLOCK + c, _mm512_slli_epi32(_mm512_cvtepu16_epi32(every<N>(low, high, j)), 16));
+    }
+    for (; c < n; c++)
+        for (int j = 0; j < N; j++) rows[j * BLOCK + c] = to_float(source[c * N + j]);
+}
+
+// Three columns of n channels back into their places, sixteen channels at a time.
+inline void interleave3(bf16 *target, int64_t n, const float *const *columns) {
+    static const auto ORDER = [] {
+        std::array<std::array<uint16_t, 32>, 4> order{};  // low 32 words: from columns 0 and 1, then column 2; high 16
+        for (int i = 0; i < 48; i++) {
+            int column = i % 3, channel = i / 3;
+            order[i / 32][i % 32] = uint16_t(column < 2 ? column * 16 + channel : 0);
+            order[2 + i / 32][i % 32] = uint16_t(column < 2 ? i % 32 : 32 + channel);
+        }
+        return order;
+    }();
+    int64_t c = 0;
+    for (; c + 16 <= n; c += 16) {
+        alignas(64) bf16 words[3][16];
+        for (int j = 0; j < 3; j++) store(words[j], load(columns[j] + c));
+        __m512i pair = _mm512_load_si512(words), last = _mm512_castsi256_si512(_mm256_load_si256((__m256i *)words[2]));
+        auto merged = [&](int half) {
+            __m512i placed = _mm512_permutexvar_epi16(_mm512_loadu_si512(ORDER[half].data()), pair);
+            return _mm512_permutex2var_epi16(placed, _mm512_loadu_si512(ORDER[2 + half].data()), last);
+        };
+        _mm512_storeu_si512(target + c * 3, merged(0));
+        _mm256_storeu_si256((__m256i *)(target + c * 3 + 32), _mm512_castsi512_si256(merged(1)));
+    }
+    for (; c < n; c++)
+        for (int j = 0; j < 3; j++) from_float(target + c * 3 + j, columns[j][c]);
+}
+#endif
 
 // `columns` columns of n channels from element `offset` on, one fp32 row each.
 inline void load_columns(
@@ -34,12 +91,16 @@ inline void load_columns(
     });
 }
 
-// rows[j] is the j-th pointer of `sources`.
+// The reverse of `load_columns`, from one pointer a column.
 inline void store_columns(
     int64_t dtype, void *base, int64_t offset, int64_t channel, int64_t column, int64_t columns, int64_t n,
     const float *const *sources) {
     with_type(dtype, [&](auto *type) {
         auto *target = (decltype(type))base + offset;
+#if defined(__AVX512BW__)
+        if constexpr (std::is_same_v<decltype(target), bf16 *>)
+            if (column == 1 && channel == 3 && columns == 3) return interleave3(target, n, sources);
+#endif
         for (int64_t j = 0; j < columns; j++) store_row(target + j * column, channel, n, sources[j]);
     });
 }
