@@ -52,7 +52,7 @@ sanitize: $(VENV)/ready
 	$(BIN)/python -m pytest -q tests/backends -m sanitize
 
 kernels: $(VENV)/triton
-	TRITON_INTERPRET=1 OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n 2 tests/backends/triton -m interpret
+	TRITON_INTERPRET=1 OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n 2 tests/backends/triton tests/serving -m interpret
 	$(BIN)/python -m pytest -q -n 2 tests/backends/triton -m "cross_compile and not slow"
 
 docs: $(VENV)/ready

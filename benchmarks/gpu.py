@@ -17,6 +17,7 @@ from collections.abc import Iterator
 from importlib import metadata
 from types import SimpleNamespace
 from typing import Any
+from typing import NamedTuple
 
 import torch
 
@@ -42,8 +43,8 @@ Calls = list[Callable[[], Any]]
 class Bench:
     """Geometry, inputs and pools of one run."""
 
-    def __init__(self, HK: int, HV: int) -> None:
-        self.HK, self.HV = HK, HV
+    def __init__(self, HK: int, HV: int, without: tuple[str, ...] = ()) -> None:
+        self.HK, self.HV, self.without = HK, HV, without
         self.dim = 2 * HK * K + HV * V
         self.context = SimpleNamespace(config=SimpleNamespace(deterministic=False), device=detect_device("cuda:0"))
         self.A_log, self.dt_bias = torch.randn(HV, device="cuda"), torch.randn(HV, device="cuda")
@@ -93,43 +94,60 @@ def decode_points(bench: Bench, batches: tuple[int, ...]) -> Iterator[dict[str, 
             yield measured(bench, "packed_decode", f"{name} B={batch}", floor, calls, eager=batch <= 32)
 
 
-def verify_points(bench: Bench, batches: tuple[int, ...], drafts: int = 4) -> Iterator[dict[str, Any]]:
+class Drafts(NamedTuple):
+    """Drafts of each request, whether their states are stored, and whether they form a tree."""
+
+    batch: int
+    drafts: int = 4
+    stored: bool = True
+    tree: bool = False
+
+    def __str__(self) -> str:
+        return f"T={self.drafts} B={self.batch}{' tree' * self.tree}{'' if self.stored else ' outputs'}"
+
+
+def verify_points(bench: Bench, points: tuple[Drafts, ...]) -> Iterator[dict[str, Any]]:
     for name, dtype in DTYPES.items():
-        pool = bench.pool(dtype, max(batches))
-        for batch in batches:
-            mixed, a, b = bench.mixed(batch * drafts)
-            q, k, v = (x.contiguous() for x in bench.heads(mixed))
-            sets = slot_sets(batch, pool.shape[0], 8)
-            most = max(1, min(4, (24 << 30) // (batch * drafts * bench.state_bytes(dtype))))
-            buffers = [pool.new_empty(batch, drafts, *pool.shape[1:]) for _ in range(most)]
-            offsets = torch.arange(batch + 1, device="cuda", dtype=torch.int32) * drafts
-            rows = torch.arange(batch, device="cuda", dtype=torch.int32)
-            ours = verify.factory(bench.context)
-            pairs = [(s, buffers[i % most]) for i, s in enumerate(sets)]
-            calls = {
-                "gdn": [
-                    lambda s=s, to=to: ours(
-                        bench.A_log, bench.dt_bias, q, k, v, a, b, ssm_states=pool, cache_indices=s,
-                        query_start_loc=offsets, intermediate_states_buffer=to, intermediate_state_indices=rows,
-                        cache_steps=drafts,
-                    )
-                    for s, to in pairs
-                ],
-                "sglang": [
-                    peers.sglang_verify(
-                        bench.A_log, bench.dt_bias, q, k, v, a, b, pool, lambda s=s: s, offsets, to, rows, drafts
-                    )
-                    for s, to in pairs
-                ],
-                "flashinfer": [
-                    peers.flashinfer_verify(
-                        bench.A_log, bench.dt_bias, q, k, v, a, b, pool, lambda s=s: s, to, drafts
-                    )
-                    for s, to in pairs
-                ],
-            }  # fmt: skip
-            floor = (1 + drafts) * batch * bench.state_bytes(dtype) / BANDWIDTH
-            yield measured(bench, "verify", f"{name} T={drafts} B={batch}", floor, calls, eager=batch <= 8)
+        pool = bench.pool(dtype, max(point.batch for point in points))
+        for point in points:
+            states = 1 + point.drafts * point.stored
+            floor = states * point.batch * bench.state_bytes(dtype) / BANDWIDTH
+            calls = verify_calls(bench, pool, point)
+            operation = "tree_verify" if point.tree else "verify"
+            yield measured(bench, operation, f"{name} {point}", floor, calls, eager=point.batch <= 8)
+
+
+def verify_calls(bench: Bench, pool: torch.Tensor, point: Drafts) -> dict[str, Calls]:
+    batch, drafts = point.batch, point.drafts
+    mixed, a, b = bench.mixed(batch * drafts)
+    q, k, v = (x.contiguous() for x in bench.heads(mixed))
+    most = max(1, min(4, (24 << 30) // (batch * drafts * bench.state_bytes(pool.dtype))))
+    buffers = [pool.new_empty(batch, drafts, *pool.shape[1:]) if point.stored else None for _ in range(most)]
+    offsets = torch.arange(batch + 1, device="cuda", dtype=torch.int32) * drafts
+    rows = torch.arange(batch, device="cuda", dtype=torch.int32)
+    binary = ((torch.arange(drafts, device="cuda") - 1) // 2).clamp_min(0).repeat(batch, 1)
+    parents = binary if point.tree else None
+    ours = verify.factory(bench.context)
+    pairs = [(s, buffers[i % most]) for i, s in enumerate(slot_sets(batch, pool.shape[0], 8))]
+    calls = {
+        "gdn": [
+            lambda s=s, to=to: ours(
+                bench.A_log, bench.dt_bias, q, k, v, a, b, ssm_states=pool, cache_indices=s, query_start_loc=offsets,
+                intermediate_states_buffer=to, intermediate_state_indices=rows, cache_steps=drafts,
+                retrieve_parent_token=parents,
+            )
+            for s, to in pairs
+        ],
+    }  # fmt: skip
+    if point.tree:
+        return calls
+    inputs = (bench.A_log, bench.dt_bias, q, k, v, a, b, pool)
+    if point.stored:
+        calls["sglang"] = [
+            peers.sglang_verify(*inputs, lambda s=s: s, offsets, to, rows, drafts) for s, to in pairs
+        ]  # fmt: skip
+    calls["flashinfer"] = [peers.flashinfer_verify(*inputs, lambda s=s: s, to, drafts) for s, to in pairs]
+    return calls
 
 
 def replay_points(bench: Bench, batches: tuple[int, ...]) -> Iterator[dict[str, Any]]:
@@ -217,6 +235,8 @@ def measured(
     row: dict[str, Any] = {"operation": operation, "heads": f"{bench.HK}/{bench.HV}", "point": point}
     row["floor_us"] = round(floor * 1e6, 2)
     for name, several in calls.items():
+        if name in bench.without:
+            continue
         if any(call is None for call in several):
             row[name] = None
             continue
@@ -256,18 +276,25 @@ def main() -> None:
     parser.add_argument("--json")
     parser.add_argument("--only", default="extend,decode,verify,replay,conv")
     parser.add_argument("--heads", default="16/32")
+    parser.add_argument("--without", default="", help="libraries that are left out")
     parser.add_argument("--quick", action="store_true", help="fewer points")
     options = parser.parse_args()
     rows: list[dict[str, Any]] = []
     batches = (1, 8, 32, 128, 512)
+    verified = (
+        *(Drafts(batch) for batch in batches),
+        *(Drafts(64, drafts, stored=False, tree=tree) for drafts in (4, 8, 16) for tree in (False, True)),
+        *(Drafts(64, drafts, tree=tree) for drafts in (8, 16) for tree in (False, True)),
+    )
     shapes = ((1, 1024), (1, 4096), (1, 16384), (8, 512), (8, 2048), (8, 8192), (64, 64))
     if options.quick:
         batches, shapes = (8, 128), ((1, 1024), (1, 16384), (8, 2048), (64, 64))
+        verified = (Drafts(8), Drafts(64, 8, stored=False), Drafts(64, 8, stored=False, tree=True))
     for heads in options.heads.split(","):
-        bench = Bench(*map(int, heads.split("/")))
+        bench = Bench(*map(int, heads.split("/")), tuple(options.without.split(",")))
         sections = {
             "decode": lambda b=bench: decode_points(b, batches),
-            "verify": lambda b=bench: verify_points(b, batches),
+            "verify": lambda b=bench: verify_points(b, verified),
             "replay": lambda b=bench: replay_points(b, tuple(x for x in batches if x >= 32)),
             "extend": lambda b=bench: extend_points(b, shapes),
             "conv": lambda b=bench: conv_points(b, (8, 64)),
@@ -275,20 +302,24 @@ def main() -> None:
         for name in options.only.split(","):
             rows += sections[name]()
             torch.cuda.empty_cache()
+            if options.json:
+                _write(options.json, rows)
     for what, why in peers.absent().items():
         print(f"absent: {what}: {why}")
-    if options.json:
-        facts = {
-            "device": torch.cuda.get_device_name(0),
-            "date": time.strftime("%Y-%m-%d"),
-            "python": platform.python_version(),
-            "versions": {name: _version(name) for name in PACKAGES},
-        }
-        with open(options.json, "w") as file:
-            json.dump({**facts, "rows": rows}, file, indent=1)
 
 
-PACKAGES = ("torch", "triton", "gdn", "flashinfer-python", "nvidia-cutlass-dsl", "fla-core")
+def _write(path: str, rows: list[dict[str, Any]]) -> None:
+    facts = {
+        "device": torch.cuda.get_device_name(0),
+        "date": time.strftime("%Y-%m-%d"),
+        "python": platform.python_version(),
+        "versions": {name: _version(name) for name in PACKAGES},
+    }
+    with open(path, "w") as file:
+        json.dump({**facts, "rows": rows}, file, indent=1)
+
+
+PACKAGES = ("torch", "triton", "gdn", "flashinfer-python", "nvidia-cutlass-dsl", "fla-core", "sglang")
 
 
 def _version(name: str) -> str | None:

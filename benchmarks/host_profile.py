@@ -8,8 +8,9 @@ from types import SimpleNamespace
 import torch
 
 from gdn.backends.triton import decode
+from gdn.device import detect_device
 
-CONTEXT = SimpleNamespace(config=SimpleNamespace(deterministic=False))
+CONTEXT = SimpleNamespace(config=SimpleNamespace(deterministic=False), device=detect_device("cuda:0"))
 
 
 def cost(function, rounds: int = 300) -> float:

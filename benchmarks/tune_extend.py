@@ -11,13 +11,10 @@ from gdn.backends.triton import extend
 from gdn.backends.triton import extend_tuning
 from gdn.backends.triton.extend_tuning import ExtendTile
 
-SHAPES = ((1, 1024), (1, 4096), (1, 16384), (8, 2048), (64, 64))
+SHAPES = ((1, 1024), (1, 4096), (1, 16384), (8, 512), (8, 2048), (8, 8192), (64, 64), (256, 64))
 TILES = tuple(
-    ExtendTile(rows, warps, stages, prepare)
-    for rows, warps, stages, prepare in (
-        (32, 4, 2, 4), (32, 4, 3, 4), (64, 4, 2, 4), (64, 4, 3, 4), (64, 8, 2, 4), (128, 8, 2, 4),
-    )
-)  # fmt: skip
+    ExtendTile(*tile) for tile in ((32, 4, 2), (32, 4, 3), (64, 4, 2), (64, 4, 3), (64, 8, 2), (128, 4, 2), (128, 8, 2))
+)
 
 
 def main() -> None:
@@ -40,28 +37,21 @@ def main() -> None:
                 found.append((graph_us(calls, 5), tuple(tile)))
             except Exception as error:  # a tile that doesn't fit the device
                 print(f"    {tuple(tile)}: {type(error).__name__}: {error}"[:120])
-        prepare = {}
-        for warps in (2, 4, 8):
-            extend_tuning._TABLE = ((None, TILES[0]._replace(prepare_warps=warps)),)
-            prepare[warps] = round(_prepare_us(bench, q, k, v, g, beta, pool, offsets, sequences), 1)
+        prepare = round(_prepare_us(bench, q, k, v, g, beta, pool, offsets), 1)
         found.sort()
         best = "  ".join(f"{us:.1f} {tile}" for us, tile in found[:6])
-        print(f"extend {sequences}x{length}: prepare by warps {prepare};  {best}", flush=True)
+        print(f"extend {sequences}x{length}: prepare {prepare};  {best}", flush=True)
 
 
-def _prepare_us(bench, q, k, v, g, beta, pool, offsets, sequences):
+def _prepare_us(bench, q, k, v, g, beta, pool, offsets):
     """The prepare kernel alone."""
     plan = extend._plan(
         False, bench.context.device, q, k, v, g, beta, pool, offsets[:-1], offsets, None, None, None, False
     )
-    tokens = v.shape[1]
-    unit = v.new_empty(2, tokens, 16, 128)
-    matrices = v.new_empty(2, plan.chunks, 32, 64, 64)
-    decays = torch.empty(plan.chunks, 32, 2, 64, device="cuda")
+    solve, attend, factors = (torch.empty_like(x) for x in (plan.matrix, plan.matrix, plan.factors))
     call = lambda: plan.prepare(  # noqa: E731
-        plan.chunks, plan.key_heads, 1, q, k, g, beta, offsets, unit[0], unit[1], matrices[0], matrices[1], decays,
-        plan.scale, *plan.prepare_numbers,
-    )  # fmt: skip
+        plan.chunk_programs, 1, 1, q, k, g, beta, offsets, solve, attend, factors, plan.scale, *plan.prepare_numbers
+    )
     return graph_us([call] * 3, 5)
 
 

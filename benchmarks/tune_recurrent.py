@@ -19,11 +19,17 @@ from gdn.backends.triton import replay
 from gdn.backends.triton import tuning
 from gdn.backends.triton import verify
 from gdn.backends.triton.tuning import Tile
+from gdn.device import detect_device
 
-CONTEXT = SimpleNamespace(config=SimpleNamespace(deterministic=False))
+CONTEXT = SimpleNamespace(config=SimpleNamespace(deterministic=False), device=detect_device("cuda:0"))
 HK, HV, K, V = 16, 32, 128, 128
 SMALL = tuple(Tile(*t) for t in ((4, 1), (8, 1), (16, 1), (32, 1), (4, 1, 2), (8, 1, 2), (16, 1, 2), (8, 2), (32, 2)))
-RING = tuple(Tile(*t) for t in ((16, 1), (32, 1), (16, 1, 2), (16, 1, 8), (32, 1, 4), (32, 2, 4)))
+RING = tuple(
+    Tile(*t) for t in ((16, 1), (16, 2), (32, 1), (32, 2), (32, 4), (64, 4), (16, 2, 2), (32, 4, 2), (32, 4, 4))
+)
+DRAFTS = tuple(
+    Tile(*t) for t in ((16, 1), (16, 2), (16, 4), (32, 1), (32, 2), (32, 4), (64, 4), (16, 2, 2), (32, 4, 2))
+)
 LARGE = tuple(
     Tile(*t)
     for t in (
@@ -55,14 +61,14 @@ def decode_calls(pool: torch.Tensor, batch: int, function=None):
     ]
 
 
-def verify_calls(pool: torch.Tensor, batch: int, drafts: int):
+def verify_calls(pool: torch.Tensor, batch: int, drafts: int, stores: bool = True):
     function = verify.factory(CONTEXT)
     mixed, a, b, A_log, dt_bias = inputs(batch * drafts)
     q, k, v = mixed.split((HK * K, HK * K, HV * V), dim=1)
     q, k, v = (x.unflatten(1, (-1, K))[None] for x in (q, k, v))
     offsets = torch.arange(batch + 1, device="cuda", dtype=torch.int32) * drafts
     most = max(1, min(4, (24 << 30) // (batch * drafts * HV * V * K * pool.element_size())))
-    buffers = [pool.new_empty(batch, drafts, HV, V, K) for _ in range(most)]
+    buffers = [pool.new_empty(batch, drafts, HV, V, K) if stores else None for _ in range(most)]
     rows = torch.arange(batch, device="cuda", dtype=torch.int32)
     return [
         lambda s=slots, buffer=buffers[i % most]: function(
@@ -116,7 +122,7 @@ class Calls:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--json")
-    parser.add_argument("--only", default="decode,verify,replay,host")
+    parser.add_argument("--only", default="decode,verify,outputs,replay,host")
     parser.add_argument("--seconds", type=float, default=150)
     options = parser.parse_args()
     deadline = time.monotonic() + options.seconds
@@ -132,11 +138,17 @@ def main() -> None:
                     f"decode {name} B={batch}", results, deadline,
                 )  # fmt: skip
         if "verify" in options.only:
-            for batch in (1, 8, 32, 128, 512):
+            for batch in (1, 8, 32, 128):
                 sweep(
-                    tuning._VERIFY, SMALL if batch <= 8 else LARGE,
-                    Calls(lambda b=batch, p=pool: verify_calls(p, b, 4), size), f"verify {name} T=4 B={batch}",
-                    results, deadline,
+                    tuning._STATES, DRAFTS, Calls(lambda b=batch, p=pool: verify_calls(p, b, 16), size),
+                    f"verify {name} T=16 B={batch}", results, deadline,
+                )  # fmt: skip
+        if "outputs" in options.only:
+            for batch, drafts in ((1, 4), (64, 4), (64, 8), (64, 16)):
+                sweep(
+                    tuning._OUTPUTS, DRAFTS,
+                    Calls(lambda b=batch, d=drafts, p=pool: verify_calls(p, b, d, stores=False), size),
+                    f"outputs {name} T={drafts} B={batch}", results, deadline,
                 )  # fmt: skip
         if "replay" in options.only:
             for batch, position in itertools.product((128,), (7, 15)):

@@ -14,6 +14,7 @@ from typing import Final
 from gdn._version import __version__
 
 if TYPE_CHECKING:
+    from gdn import distributed
     from gdn.api import backends
     from gdn.api import clear_cache
     from gdn.api import explain
@@ -32,8 +33,10 @@ if TYPE_CHECKING:
     from gdn.errors import InstallationError
     from gdn.errors import NoBackendError
     from gdn.errors import PluginError
+    from gdn.errors import RankError
     from gdn.errors import RequirementError
     from gdn.errors import ResolutionError
+    from gdn.errors import SlotError
     from gdn.errors import UnknownBackendError
     from gdn.errors import UnknownDeviceError
     from gdn.hookspecs import GDN_PLUGIN_API
@@ -42,6 +45,10 @@ if TYPE_CHECKING:
     from gdn.registry import BackendStatus
     from gdn.report import Rejection
     from gdn.report import ResolutionReport
+    from gdn.serving.attention import GdnAttention
+    from gdn.serving.batch import Batch
+    from gdn.serving.parameters import LayerParams
+    from gdn.serving.pool import StatePool
     from gdn.triple import ResolvedTriple
     from gdn.types import StateContract
 
@@ -59,8 +66,10 @@ _HOMES: Final = {
         "InstallationError",
         "NoBackendError",
         "PluginError",
+        "RankError",
         "RequirementError",
         "ResolutionError",
+        "SlotError",
         "UnknownBackendError",
         "UnknownDeviceError",
     ),
@@ -68,6 +77,10 @@ _HOMES: Final = {
     "gdn.ops": ("ExtendResult",),
     "gdn.registry": ("BackendStatus",),
     "gdn.report": ("Rejection", "ResolutionReport"),
+    "gdn.serving.attention": ("GdnAttention",),
+    "gdn.serving.batch": ("Batch",),
+    "gdn.serving.parameters": ("LayerParams",),
+    "gdn.serving.pool": ("StatePool",),
     "gdn.triple": ("ResolvedTriple",),
     "gdn.types": ("StateContract",),
 }
@@ -80,29 +93,36 @@ __all__ = [
     "BackendManifest",
     "BackendRefused",
     "BackendStatus",
+    "Batch",
     "BindContext",
     "CapabilityRow",
     "ConfigError",
     "DeviceInfo",
     "ExtendResult",
+    "GdnAttention",
     "GdnConfig",
     "GdnError",
     "InputError",
     "InstallationError",
+    "LayerParams",
     "NoBackendError",
     "PluginError",
+    "RankError",
     "Rejection",
     "RequirementError",
     "ResolutionError",
     "ResolutionReport",
     "ResolvedTriple",
+    "SlotError",
     "StateContract",
+    "StatePool",
     "UnknownBackendError",
     "UnknownDeviceError",
     "__version__",
     "backends",
     "clear_cache",
     "detect_device",
+    "distributed",
     "explain",
     "hookimpl",
     "presets",
@@ -111,6 +131,8 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
+    if name == "distributed":
+        return importlib.import_module("gdn.distributed")
     for home, names in _HOMES.items():
         if name in names:
             value = getattr(importlib.import_module(home), name)

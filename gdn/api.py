@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import os
 import sys
 import threading
@@ -20,15 +19,17 @@ from gdn.device import detect_device
 from gdn.environment import VARIABLES
 from gdn.environment import read_environment
 from gdn.errors import ConfigError
-from gdn.errors import NoBackendError
-from gdn.errors import RequirementError
 from gdn.errors import UnknownDeviceError
 from gdn.installed import assume_installed as installed_with
 from gdn.installed import installed_version
+from gdn.outcome import failure
+from gdn.outcome import log
+from gdn.outcome import triple_of
 from gdn.registry import BackendStatus
 from gdn.registry import Registry
 from gdn.registry import get_registry
 from gdn.resolver import Facts
+from gdn.resolver import Refusals
 from gdn.resolver import explain as explain_facts
 from gdn.selection import Prefer
 from gdn.selection import Require
@@ -39,8 +40,6 @@ from gdn.types import Operation
 
 if TYPE_CHECKING:
     from gdn.report import ResolutionReport
-
-logger = logging.getLogger("gdn.resolver")
 
 DeviceLike = Any
 """None, "cuda:1", a torch.device or a DeviceInfo."""
@@ -86,7 +85,7 @@ def resolve(
     with _lock:
         if key is not None and (triple := _cache.get(key)) is not None:
             return triple
-        triple = _resolve(_as_config(config), device, require, prefer, exclude, registry)
+        triple = _resolve(as_config(config), device, require, prefer, exclude, registry)
         if key is not None:
             _cache[key] = triple
         return triple
@@ -114,8 +113,8 @@ def explain(
     key = _cache_key(config, device, require, prefer, exclude, registry)
     if key is not None and (report := _reports.get((key, assumed))) is not None:
         return report
-    selection = _selection(registry, require, prefer, exclude)
-    report = explain_facts(_as_config(config), as_device(device), _facts(registry, selection, assumed))
+    selection = selection_of(registry, require, prefer, exclude)
+    report = explain_facts(as_config(config), as_device(device), facts_of(registry, selection, assumed))
     if key is not None:
         if len(_reports) >= _MOST_REPORTS:
             _reports.clear()
@@ -148,55 +147,30 @@ def _resolve(
     machine = as_device(device)
     if machine.hypothetical:
         raise UnknownDeviceError(f"{machine} is not a device of this host; gdn.explain answers what-if questions")
-    selection = _selection(registry, require, prefer, exclude)
+    selection = selection_of(registry, require, prefer, exclude)
     manifests = {manifest.name: manifest for manifest in registry.manifests}
     refused: dict[tuple[str, Operation, int], str] = {}
     built: dict[Any, Any] = {}
     while True:  # ends: each round but the last adds one refused row of finitely many
-        report = explain_facts(config, machine, _facts(registry, selection, (), refused))
+        report = explain_facts(config, machine, facts_of(registry, selection, (), refused))
         if not report.complete:
-            raise _failure(report, selection)
+            raise failure(report, selection)
         outcome = bind(report, manifests, built)
         if not isinstance(outcome, Refusal):
             break
         refused[outcome.backend, outcome.operation, outcome.row] = outcome.message
-    assert report.state is not None
-    chosen: dict[str, str] = {operation: name for operation, name in report.chosen.items() if name is not None}
-    functions: dict[str, Any] = {operation: function for operation, function in outcome.items()}
-    triple = ResolvedTriple(
-        config=config,
-        device=machine,
-        state=report.state,
-        backends=MappingProxyType(chosen),
-        report=report,
-        **functions,
-    )
-    _log(report)
+    triple = triple_of(report, outcome)
+    log(report)
     return triple
 
 
-def _failure(report: ResolutionReport, selection: Selection) -> NoBackendError | RequirementError:
-    missing = [operation for operation in report.needed if not report.chosen[operation]]
-    unmet = [operation for operation in missing if operation in selection.require]
-    lines = [f"nobody serves {', '.join(missing)} for this config on {report.device}"]
-    if report.state is None and not missing:
-        lines = [f"no state dtype serves {', '.join(report.needed)} together on {report.device}"]
-    for operation in unmet:
-        name = selection.require[operation]
-        lines.append(f"{operation}: {selection.required_by[operation]} asks for {name}, which can't serve it:")
-        lines += [f"  {r.message} [{r.code}]" for r in report.reasons(operation, name)]
-    lines += [f"{r.operation}: {r.backend}: {r.message} [{r.code}]" for r in report.rejected if r.operation in missing]
-    lines.append(f"see it again: gdn-capabilities --device {report.device.torch_device} --config CONFIG.json")
-    text = "\n".join(lines)
-    return RequirementError(text, report) if unmet else NoBackendError(text, report)
-
-
-def _facts(
+def facts_of(
     registry: Registry,
     selection: Selection,
     assumed: Iterable[str] = (),
-    refused: Mapping[tuple[str, Operation, int], str] = MappingProxyType({}),
+    refused: Refusals = MappingProxyType({}),
 ) -> Facts:
+    """What the resolver needs to know about this process."""
     loaded = {manifest.name for manifest in registry.manifests}
     return Facts(
         manifests=registry.manifests,
@@ -212,12 +186,14 @@ def _facts(
     )
 
 
-def _selection(registry: Registry, require: Require, prefer: Prefer, exclude: str | Iterable[str]) -> Selection:
+def selection_of(registry: Registry, require: Require, prefer: Prefer, exclude: str | Iterable[str]) -> Selection:
+    """The call's wishes and the environment's, checked against the backends known here."""
     known = {manifest.name for manifest in registry.manifests} | {status.name for status in registry.statuses}
     return build_selection(read_environment(), known, require=require, prefer=prefer, exclude=exclude)
 
 
-def _as_config(config: GdnConfig | Mapping[str, Any]) -> GdnConfig:
+def as_config(config: GdnConfig | Mapping[str, Any]) -> GdnConfig:
+    """A config from a config or its fields; ConfigError where it is neither."""
     if isinstance(config, GdnConfig):
         return config
     if isinstance(config, Mapping):
@@ -282,38 +258,3 @@ def _frozen(prefer: Prefer) -> Any:
     if isinstance(prefer, Mapping):
         return tuple((op, names if isinstance(names, str) else tuple(names)) for op, names in prefer.items())
     return prefer
-
-
-def _log(report: ResolutionReport) -> None:
-    """One line for the triple, one for each higher-ranked candidate that lost, one for each unmet preference."""
-    quiet = logging.DEBUG if _follower_rank() else logging.INFO
-    loud = logging.DEBUG if _follower_rank() else logging.WARNING
-    logger.log(quiet, "%s", report.summary(), extra={"gdn": report.to_dict()})
-    unmet = {(f.operation, f.preferred) for f in report.fallbacks}
-    for fallback in report.fallbacks:
-        if not _matters(report, fallback.operation):
-            continue
-        logger.log(
-            loud,
-            "%s: preferred %s, given %s: %s [%s]",
-            fallback.operation, fallback.preferred, fallback.given, fallback.message, fallback.code,
-        )  # fmt: skip
-    for loss in report.lost:
-        if (loss.operation, loss.backend) in unmet or not _matters(report, loss.operation):
-            continue
-        level = loud if loss.code in ("bind_refused", "plugin_broken") else quiet
-        given = report.chosen[loss.operation]  # type: ignore[index]
-        winner = "a later row of its own" if given == loss.backend else given
-        logger.log(level, "%s: %s lost to %s: %s [%s]", loss.operation, loss.backend, winner, loss.message, loss.code)
-
-
-def _matters(report: ResolutionReport, operation: Any) -> bool:
-    """Losing an operation that the config doesn't need and that nobody serves is no news."""
-    return operation in report.needed or report.chosen[operation] is not None
-
-
-def _follower_rank() -> bool:
-    distributed = getattr(sys.modules.get("torch"), "distributed", None)
-    if distributed is None or not distributed.is_available() or not distributed.is_initialized():
-        return False
-    return bool(distributed.get_rank() != 0)

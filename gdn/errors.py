@@ -23,6 +23,10 @@ class InputError(GdnError, ValueError):
     """
 
 
+class SlotError(GdnError, RuntimeError):
+    """A slot was released that nobody holds, or acquired where none is free."""
+
+
 class UnknownBackendError(GdnError, LookupError):
     """A backend name that no loaded plugin registered; the text names the nearest one."""
 
@@ -53,6 +57,10 @@ class NoBackendError(ResolutionError):
 
 class RequirementError(ResolutionError):
     """A required backend can't serve its operation."""
+
+
+class RankError(GdnError, RuntimeError):
+    """Another rank of the group failed while all of them resolved together; the text names it and its error."""
 
 
 class BackendRefused(GdnError, RuntimeError):

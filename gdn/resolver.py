@@ -38,6 +38,9 @@ from gdn.types import StateContract
 Refusals = Mapping[tuple[str, Operation, int], str]
 """Rows that their factory refused at bind time: (backend, operation, row index) -> why."""
 
+Ability = tuple[DType, Operation, str]
+"""One backend doing one operation over states of one dtype."""
+
 _FROM_DECODE: Final[tuple[Operation, ...]] = ("packed_decode", "replay_decode")
 _STATE_PREFERENCE: Final[tuple[DType, ...]] = ("float32", "bfloat16", "float16")
 """Under state_dtype="auto", among contracts that give equally ranked backends: most precise first."""
@@ -54,6 +57,8 @@ class Facts:
     broken: Mapping[str, str] = field(default_factory=dict)
     """Plugins that failed to load: name -> stage and error."""
     refused: Refusals = field(default_factory=dict)
+    elsewhere: Mapping[Ability, tuple[Reason, ...]] = field(default_factory=dict)
+    """What keeps a backend from an operation on other ranks, so here too."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,6 +104,26 @@ def explain(config: GdnConfig, device: DeviceInfo, facts: Facts) -> ResolutionRe
     else:
         state, picks = max(outcomes, key=lambda o: sum(o[1][op].winner is not None for op in needed))
     return _report(config, device, facts, needed, state if serving else None, picks)
+
+
+def abilities(config: GdnConfig, device: DeviceInfo, facts: Facts) -> dict[Ability, CapabilityRow | tuple[Reason, ...]]:
+    """Every backend's row for every operation and state dtype that `config` allows, or why it has none."""
+    found: dict[Ability, CapabilityRow | tuple[Reason, ...]] = {}
+    for state in _contracts(config):
+        for manifest in facts.manifests:
+            decode_row = _candidate(manifest, "decode", config, device, state, facts).row
+            for operation in OPERATIONS:
+                only_row = decode_row if operation in _FROM_DECODE else None
+                candidate = _candidate(manifest, operation, config, device, state, facts, only_row=only_row)
+                found[state.dtype, operation, manifest.name] = (
+                    candidate.reasons[: candidate.deciding]
+                    if candidate.row is None
+                    else manifest.capabilities[candidate.row]
+                )
+        for name, error in facts.broken.items():
+            for operation in OPERATIONS:
+                found[state.dtype, operation, name] = (Reason("plugin_broken", error),)
+    return found
 
 
 def _contracts(config: GdnConfig) -> list[StateContract]:
@@ -190,7 +215,10 @@ def _candidate(
         prefer=(*selection.order(operation), *((companion,) if companion else ())),
         third_party=manifest.name in facts.third_party,
     )
-    by_name = _name_reasons(manifest.name, operation, selection)
+    by_name = (
+        *_name_reasons(manifest.name, operation, selection),
+        *facts.elsewhere.get((state.dtype, operation, manifest.name), ()),
+    )
     failures: list[tuple[Reason, ...]] = []
     found: int | None = None
     for index, row in enumerate(manifest.capabilities):

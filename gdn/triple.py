@@ -71,3 +71,15 @@ class ResolvedTriple:
 
         functions: dict[str, Any] = {name: checked(name, function) for name, function in self.operations().items()}
         return replace(self, **functions)
+
+    def compilable(self) -> ResolvedTriple:
+        """A copy for `torch.compile`: in a graph each operation is one operator `torch.ops.gdn.*`, with no graph break.
+
+        Outside of graphs its operations call the bound functions directly. Results, state updates and errors are those
+        of the operations themselves. Chunk states of `extend` without `seq_lens_cpu` have a size that only the device
+        knows: a graph needs `torch._dynamo.config.capture_dynamic_output_shape_ops` for them.
+        """
+        from gdn.torch_ops import compilable
+
+        functions: dict[str, Any] = compilable(f"{self.key}@{self.device.torch_device}", self.config, self.operations())
+        return replace(self, **functions)

@@ -222,8 +222,9 @@ def _packed(
         if given is not None and given != sizes[symbol]:
             refuse(name, f"{sizes[symbol]}, as in ssm_states", repr(given))
     key_columns = sizes["dim"] - sizes["HV"] * sizes["V"]
-    key_heads, remainder = divmod(key_columns, 2 * sizes["K"]) if sizes["K"] else (0, 1)
-    if key_heads < 1 or remainder or sizes["HV"] % key_heads:
+    width = 2 * sizes["K"]  # not divmod, which sizes of a traced graph lack
+    key_heads = key_columns // width if width and key_columns % width == 0 else 0
+    if key_heads < 1 or sizes["HV"] % key_heads:
         pool = f"HV={sizes['HV']}, V={sizes['V']}, K={sizes['K']}"
         refuse("mixed_qkv", f"2*HK*K + HV*V columns with {pool} and HV a multiple of HK", f"{sizes['dim']} columns")
     sizes["HK"] = key_heads

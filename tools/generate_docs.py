@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import sys
 from pathlib import Path
@@ -11,6 +12,7 @@ from gdn.capabilities import manifest_schema
 from gdn.config import presets
 from gdn.environment import VARIABLES
 from gdn.reasons import REASON_CODES
+from gdn.registry import BackendStatus
 from gdn.render import markdown
 
 ROOT = Path(__file__).parents[1]
@@ -21,6 +23,13 @@ def backend_table() -> str:
     report = gdn.explain(presets()["qwen3-next-80b-a3b"], device="cpu")
     builtin = tuple(status for status in gdn.backends() if status.builtin)
     return markdown(report, builtin, manifests_only=True)
+
+
+def example_table() -> str:
+    sys.path.insert(0, str(ROOT / "examples/gdn-backend-example"))
+    manifest = importlib.import_module("gdn_backend_example").MANIFEST
+    status = BackendStatus(manifest.name, True, "example", "gdn-backend-example", None, None, False, manifest)
+    return markdown(gdn.explain(presets()["qwen3-next-80b-a3b"], device="cpu"), (status,), manifests_only=True)
 
 
 def reason_table() -> str:
@@ -42,6 +51,7 @@ def preset_table() -> str:
 
 SECTIONS = {
     "docs/backends.md": {"backends": backend_table},
+    "docs/write-a-backend.md": {"example": example_table},
     "docs/reasons.md": {"reasons": reason_table},
     "docs/environment.md": {"environment": environment_table},
     "docs/command-line.md": {"presets": preset_table},

@@ -27,6 +27,12 @@ _RECURRENT: Final = (
     _PLAIN.but("wide", heads=Heads(1, 2, 128, 128), lengths=(1,) * 33),
 )
 
+_MANY_DRAFTS: Final = [
+    _PLAIN.but(f"{drafts}-drafts{name}", drafts=drafts, lengths=(drafts, 3, drafts - 2), buffer=buffer)
+    for drafts in (12, 40)
+    for name, buffer in (("", True), ("-unbuffered", False))
+]
+
 SITUATIONS: Final[dict[str, tuple[Case, ...]]] = {
     "decode": (
         *_RECURRENT,
@@ -76,7 +82,7 @@ SITUATIONS: Final[dict[str, tuple[Case, ...]]] = {
             _PLAIN.but("ratio-3", lengths=_DRAFTS, heads=Heads(2, 6, 32, 64)),
             _PLAIN.but("wide", lengths=_DRAFTS, heads=Heads(1, 2, 128, 128), scale=0.3),
         )
-    ),
+    ) + tuple(_MANY_DRAFTS),
     "tree_verify": tuple(
         case.but(drafts=7)
         for case in (
@@ -86,8 +92,9 @@ SITUATIONS: Final[dict[str, tuple[Case, ...]]] = {
             _PLAIN.but("unbuffered", lengths=(7, 4), buffer=False, out=True),
             _PLAIN.but("rows-outside", lengths=(7, 6, 5), rows_outside=True),
             _PLAIN.but("wide", lengths=(7, 7), heads=Heads(1, 2, 128, 128)),
+            _PLAIN.but("strong", lengths=(7, 5), gates="strong"),
         )
-    ),
+    ) + tuple(_MANY_DRAFTS),
     "conv_extend": (
         _PLAIN.but("short", lengths=(1, 0, 2, 3, 4, 9)),
         _PLAIN.but("long", lengths=(300, 17)),

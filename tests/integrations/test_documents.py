@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-RUNNABLE = {"README.md": 1, "docs/index.md": 2}
+RUNNABLE = {"README.md": 1, "docs/index.md": 2, "docs/serving.md": 1}
 """How many code blocks of each page, from its first, stand on their own."""
 
 
@@ -49,3 +49,19 @@ def test_the_example_generates_the_same_tokens_both_ways(model):
     assert "greedy tokens equal" in done.stdout
     assert "triple decode=cpu" in done.stdout
     assert re.search(r"^gdn +[\d,]+ +[\d,]+$", done.stdout, re.MULTILINE)
+
+
+def test_the_server_gives_the_tokens_of_greedy_decoding_with_and_without_drafts():
+    pytest.importorskip("transformers")
+    options = ("--device", "cpu", "--requests", "4", "--slots", "3", "--prompt-length", "70", "--new-tokens", "40")
+    done = run("examples/serve.py", *options, "--chunk", "33")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "tokens equal those of transformers' greedy decoding" in done.stdout
+    assert "triple decode=cpu" in done.stdout
+    greedy, drafted = (
+        re.search(rf"^{name} +[\d,]+ +(\d+).* equal$", done.stdout, re.MULTILINE)
+        for name in ("greedy", "n-gram drafts")
+    )
+    accepted, proposed = re.search(r"(\d+) of (\d+)", drafted[0]).groups()
+    assert 0 < int(accepted) < int(proposed)
+    assert int(drafted[1]) < int(greedy[1])

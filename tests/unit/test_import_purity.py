@@ -1,5 +1,6 @@
 """Importing gdn, explaining and listing load no framework."""
 
+import importlib.util
 import subprocess
 import sys
 
@@ -13,6 +14,7 @@ HEAVY = "{'torch', 'triton', 'numpy', 'transformers', 'cutlass', 'flashinfer', '
     [
         "import gdn",
         "import gdn; gdn.backends()",
+        "import gdn; gdn.distributed.resolve",
         "import gdn; gdn.backends(); import gdn.backends.triton; assert gdn.backends() is gdn.backends()",
         "import gdn.backends.cpu; import gdn; assert {s.name for s in gdn.backends()} >= {'cpu', 'triton'}",
         "import gdn; gdn.explain(gdn.presets()['qwen3-next-80b-a3b'], device=gdn.DeviceInfo.parse('sm90'))",
@@ -27,8 +29,13 @@ def test_no_framework_is_imported(code):
     assert done.returncode == 0, done.stderr
 
 
+SERVING = {"Batch", "GdnAttention", "LayerParams", "StatePool"}
+"""Names of the serving layer: classes over tensors, so they need torch."""
+
+
 def test_every_public_name_is_there():
-    code = "import gdn; names = [getattr(gdn, n) for n in gdn.__all__]; assert dir(gdn) == sorted(gdn.__all__); gdn.nothing"
+    unavailable = set() if importlib.util.find_spec("torch") else SERVING
+    code = f"import gdn; names = [getattr(gdn, n) for n in gdn.__all__ if n not in {unavailable}]; assert dir(gdn) == sorted(gdn.__all__); gdn.nothing"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
     assert done.stderr.splitlines()[-1] == "AttributeError: module 'gdn' has no attribute 'nothing'"
 

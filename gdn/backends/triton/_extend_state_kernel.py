@@ -10,43 +10,41 @@ from gdn.backends.triton._recurrent_math import slot_of
 
 @triton.jit
 def _advance(
-    state, chunk, token, end, v, unit_q, unit_k, solve, attend, decays, out, key_head, head, rows, columns, scale,
-    v_token, v_head, v_dim,
-    HK: tl.constexpr, HV: tl.constexpr, K: tl.constexpr, V: tl.constexpr, PRECISION: tl.constexpr,
-    OPERAND: tl.constexpr,
+    state, chunk, token, end, q, k, v, solve, attend, factors, out, head, rows, columns,
+    q_token, q_dim, k_token, k_dim, v_token, v_dim,
+    HV: tl.constexpr, K: tl.constexpr, V: tl.constexpr, PRECISION: tl.constexpr, OPERAND: tl.constexpr,
 ):  # fmt: skip
     """One chunk on the transposed state `[BK, BV]`: writes its outputs, returns the state after it.
 
     With G the inclusive sums of g: d = (I + A)^-1 diag(beta) (v - e^G S k); o = e^G S q + (masked q k^T) d;
-    S <- e^(G_last) S + sum_i e^(G_last - G_i) d_i k_i^T.
+    S <- e^(G_last) S + sum_i e^(G_last - G_i) d_i k_i^T. Keys and queries are loaded as given: their norms are in the
+    factors that the first kernel wrote.
     """
     at = tl.arange(0, CHUNK)
     tokens = token + at
     real = tokens < end
     inside = real[:, None] & (columns < K)[None, :]
-    place = (tokens[:, None] * HK + key_head) * K + columns[None, :]
-    key = tl.load(unit_k + place, mask=inside, other=0.0).to(OPERAND)
-    query = tl.load(unit_q + place, mask=inside, other=0.0).to(OPERAND)
+    key = tl.load(k + tokens[:, None] * k_token + columns[None, :] * k_dim, mask=inside, other=0.0).to(OPERAND)
+    query = tl.load(q + tokens[:, None] * q_token + columns[None, :] * q_dim, mask=inside, other=0.0).to(OPERAND)
     value_inside = real[:, None] & (rows < V)[None, :]
-    value = tl.load(
-        v + tokens[:, None] * v_token + head * v_head + rows[None, :] * v_dim, mask=value_inside, other=0.0
-    ).to(tl.float32)
+    value = tl.load(v + tokens[:, None] * v_token + rows[None, :] * v_dim, mask=value_inside, other=0.0).to(tl.float32)
     matrix = (chunk * HV + head) * (CHUNK * CHUNK) + at[:, None] * CHUNK + at[None, :]
     solver = tl.load(solve + matrix).to(OPERAND)
     attention = tl.load(attend + matrix).to(OPERAND)
-    line = decays + (chunk * HV + head) * (2 * CHUNK)
-    since_start = tl.load(line + at)
-    until_end = tl.load(line + CHUNK + at)
-    whole = tl.load(line + CHUNK - 1)
+    line = factors + (chunk * HV + head) * (4 * CHUNK)
+    key_enters = tl.load(line + at)
+    query_enters = tl.load(line + CHUNK + at)
+    key_leaves = tl.load(line + 2 * CHUNK + at)
+    whole = tl.load(line + 4 * CHUNK - 1)
 
     operand = state.to(OPERAND)
     predicted = tl.dot(key, operand, input_precision=PRECISION)
-    update = tl.dot(solver, (value - since_start[:, None] * predicted).to(OPERAND), input_precision=PRECISION)
-    output = tl.dot(query, operand, input_precision=PRECISION) * (since_start * scale)[:, None]
+    update = tl.dot(solver, (value - key_enters[:, None] * predicted).to(OPERAND), input_precision=PRECISION)
+    output = tl.dot(query, operand, input_precision=PRECISION) * query_enters[:, None]
     output = tl.dot(attention, update.to(OPERAND), output, input_precision=PRECISION)
     target = out + (tokens[:, None] * HV + head) * V + rows[None, :]
     tl.store(target, output.to(out.dtype.element_ty), mask=value_inside)
-    decayed = (update * until_end[:, None]).to(OPERAND)
+    decayed = (update * key_leaves[:, None]).to(OPERAND)
     return tl.dot(tl.trans(key), decayed, state * whole, input_precision=PRECISION)
 
 
@@ -65,10 +63,10 @@ def _zero_rows(out, begin, end, head, rows, HV: tl.constexpr, V: tl.constexpr):
 
 @triton.jit(do_not_specialize=["num_slots", "num_tokens", "num_sequences"])
 def state_kernel(
-    v, unit_q, unit_k, solve, attend, decays, states, indices, offsets, snapshot_chunks, snapshot_slots, chunk_offsets,
+    q, k, v, solve, attend, factors, states, indices, offsets, snapshot_chunks, snapshot_slots, chunk_offsets,
     chunk_states, out,
-    scale, num_slots, num_tokens, num_sequences, v_token, v_head, v_dim, state_slot, index_stride, offset_stride,
-    snapshot_chunk_stride, snapshot_slot_stride,
+    num_slots, num_tokens, num_sequences, q_token, q_head, q_dim, k_token, k_head, k_dim, v_token, v_head, v_dim,
+    state_slot, index_stride, offset_stride, snapshot_chunk_stride, snapshot_slot_stride,
     HK: tl.constexpr, RATIO: tl.constexpr, K: tl.constexpr, V: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr,
     SNAPSHOTS: tl.constexpr, CHUNK_STATES: tl.constexpr, PRECISION: tl.constexpr, OPERAND: tl.constexpr,
     STAGES: tl.constexpr, MOST_CHUNKS: tl.constexpr,
@@ -82,7 +80,9 @@ def state_kernel(
     tile = program % TILES
     head = (program // TILES) % HV
     sequence = (program // (TILES * HV)).to(tl.int64)
-    key_head = head // RATIO
+    q += (head // RATIO) * q_head
+    k += (head // RATIO) * k_head
+    v += head * v_head
     rows = tile * BV + tl.arange(0, BV)
     columns = tl.arange(0, BK)
 
@@ -122,8 +122,8 @@ def state_kernel(
                     if wanted == c:
                         tl.store(snapshot, state.to(states.dtype.element_ty), mask=inside)
                 state = _advance(
-                    state, chunk + c, begin + c * CHUNK, end, v, unit_q, unit_k, solve, attend, decays, out, key_head,
-                    head, rows, columns, scale, v_token, v_head, v_dim, HK, HV, K, V, PRECISION, OPERAND,
+                    state, chunk + c, begin + c * CHUNK, end, q, k, v, solve, attend, factors, out, head, rows, columns,
+                    q_token, q_dim, k_token, k_dim, v_token, v_dim, HV, K, V, PRECISION, OPERAND,
                 )  # fmt: skip
     else:
         for c in tl.range(0, count, num_stages=STAGES):
@@ -133,8 +133,8 @@ def state_kernel(
                 if wanted == c:
                     tl.store(snapshot, state.to(states.dtype.element_ty), mask=inside)
             state = _advance(
-                state, chunk + c, begin + c * CHUNK, end, v, unit_q, unit_k, solve, attend, decays, out, key_head,
-                head, rows, columns, scale, v_token, v_head, v_dim, HK, HV, K, V, PRECISION, OPERAND,
+                state, chunk + c, begin + c * CHUNK, end, q, k, v, solve, attend, factors, out, head, rows, columns,
+                q_token, q_dim, k_token, k_dim, v_token, v_dim, HV, K, V, PRECISION, OPERAND,
             )  # fmt: skip
     if SNAPSHOTS:
         if wanted == count:

@@ -5,8 +5,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 from typing import NamedTuple
 
+import torch
+
 if TYPE_CHECKING:
-    import torch
+    from torch import Tensor
 
     from gdn.backends.triton.launch import Launch
 
@@ -16,10 +18,16 @@ class RowPlan(NamedTuple):
 
     launch: Launch
     programs: int
-    shape: tuple[int, int, int, int]
-    dtype: torch.dtype
-    device: torch.device
+    out: Tensor
+    """A `template` of the output."""
     scale: float
     """Used where the caller gives none: K ** -0.5."""
     numbers: tuple[int, ...]
     """What follows the pointers and the scale."""
+
+
+def template(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
+    """One element seen as a tensor of `shape`: `torch.empty_like` of it allocates in half the host time of
+    `torch.empty`.
+    """
+    return torch.empty((), dtype=dtype, device=device).expand(shape)

@@ -34,10 +34,32 @@ def inverse_norm(x):
 
 
 @triton.jit
+def inverse_norms(rows):
+    """The same of each row."""
+    wide = rows.to(tl.float32)
+    return tl.rsqrt(tl.sum(wide * wide, 1) + _EPSILON)
+
+
+@triton.jit
 def gates(a, b, A_log, dt_bias):
     """Log decay g and write strength beta of one head and token, from pointers to their four numbers."""
     g = log_decay(tl.load(A_log).to(tl.float32), tl.load(a).to(tl.float32) + tl.load(dt_bias).to(tl.float32))
     return g, 1.0 / (1.0 + tl.exp(-tl.load(b).to(tl.float32)))
+
+
+@triton.jit
+def raw_dot(rows, stored, OPERAND: tl.constexpr, PRECISION: tl.constexpr):
+    """Raw keys or queries `[M, BK]` times the rows of a state `[N, BK]`, fp32 `[M, N]`.
+
+    PRECISION "split" is for 16-bit rows and fp32 states: their upper 11 bits and the rest, in tf32.
+    """
+    if PRECISION == "split":
+        rows = rows.to(tl.float32)
+        high = (stored.to(tl.int32, bitcast=True) & -8192).to(tl.float32, bitcast=True)
+        rest = tl.dot(rows, tl.trans(stored - high), input_precision="tf32")
+        return tl.dot(rows, tl.trans(high), rest, input_precision="tf32")
+    else:
+        return tl.dot(rows.to(OPERAND), tl.trans(stored.to(OPERAND)), input_precision=PRECISION)
 
 
 @triton.jit
@@ -58,3 +80,21 @@ def step(state, q, k, v, alpha, beta, q_factor, k_factor, overlap):
     read = tl.sum(state * q[None, :], 1) * q_factor
     d = beta * (v - alpha * stored)
     return alpha * state + (d * k_factor)[:, None] * k[None, :], alpha * read + overlap * d
+
+
+@triton.jit
+def zero_rows(target, begin, end, stride, rows, V: tl.constexpr, BV: tl.constexpr, TILES: tl.constexpr):
+    """Zero this program's part of the output of tokens begin..end-1."""
+    token = begin
+    while token < end:
+        for tile in tl.static_range(TILES):
+            zeros = tl.zeros([BV], target.dtype.element_ty)
+            tl.store(target + token * stride + rows + tile * BV, zeros, mask=rows + tile * BV < V)
+        token += 1
+
+
+@triton.jit
+def parent_of(links, draft, stride):
+    """Parent of a draft; one that isn't an earlier draft counts as the root."""
+    named = tl.load(links + draft * stride).to(tl.int32)
+    return tl.where((named >= 0) & (named < draft), named, 0)

@@ -1,77 +1,96 @@
-"""Kernels of verify: the drafts of each request in order, some tiles of one head's state per program."""
+"""Kernel of verify for up to 32 drafts a request: the state is read once, all drafts meet it together.
+
+With S the slot's state, E[i, j] the decay from draft j to draft i along its path (0 where j isn't on it) and e[i] the
+one since S, the updates d of all drafts solve the unit triangular system (WY form of the delta rule)
+
+    d_i = beta_i (v_i - e_i S k_i - sum_{j < i} E_ij (k_i . k_j) d_j)
+    o_i = e_i S q_i + sum_{j <= i} E_ij (q_i . k_j) d_j
+
+so that outputs need no state but S, and the state after draft i is e_i S + sum_j E_ij d_j k_j^T. Decays are products
+of the gates' exponentials: nothing is divided, so a decay to zero is exact. Products with raw 16-bit keys and queries
+lose nothing on tensor cores; their norms are factors of the results.
+"""
 
 import triton
 import triton.language as tl
 
-from gdn.backends.triton._recurrent_math import gates
+from gdn.backends.triton._gating_kernel import log_decay
+from gdn.backends.triton._recurrent_math import inverse_norms
 from gdn.backends.triton._recurrent_math import load_row
+from gdn.backends.triton._recurrent_math import parent_of
+from gdn.backends.triton._recurrent_math import raw_dot
 from gdn.backends.triton._recurrent_math import slot_of
-from gdn.backends.triton._recurrent_math import step
-from gdn.backends.triton._recurrent_math import token_factors
+from gdn.backends.triton._recurrent_math import zero_rows
 
 
 @triton.jit
-def _zero_rows(target, begin, end, stride, rows, V: tl.constexpr, BV: tl.constexpr, TILES: tl.constexpr):
-    """Zero this program's part of the output of tokens begin..end-1."""
-    token = begin
-    while token < end:
-        for tile in tl.static_range(TILES):
-            zeros = tl.zeros([BV], target.dtype.element_ty)
-            tl.store(target + token * stride + rows + tile * BV, zeros, mask=rows + tile * BV < V)
-        token += 1
+def _number(vector, chosen):
+    """The element where the mask `chosen` is true."""
+    return tl.sum(tl.where(chosen, vector, 0.0), 0)
 
 
 @triton.jit
-def _parent_of(links, draft, stride):
-    """Parent of a draft; one that isn't an earlier draft counts as the root."""
-    named = tl.load(links + draft * stride).to(tl.int32)
-    return tl.where((named >= 0) & (named < draft), named, 0)
+def _row(matrix, chosen):
+    return tl.sum(tl.where(chosen[:, None], matrix, 0.0), 0)
 
 
 @triton.jit
-def _is_ancestor(links, ancestor, draft, stride):
-    """Whether the path from the root to `draft` passes `ancestor`."""
-    at = draft
-    while at > ancestor:
-        at = _parent_of(links, at, stride)
-    return at == ancestor
+def _column(matrix, chosen):
+    return tl.sum(tl.where(chosen[None, :], matrix, 0.0), 1)
+
+
+@triton.jit
+def _path_decays(alpha, links, parent_draft, length, TREE: tl.constexpr, DRAFTS: tl.constexpr, BT: tl.constexpr):
+    """E transposed `[BT, BT]` and e `[BT]` of the drafts' decays `alpha` `[BT]`."""
+    at = tl.arange(0, BT)
+    decays = tl.where(at[:, None] == at[None, :], 1.0, 0.0)
+    entering = alpha
+    for i in tl.static_range(1, DRAFTS):
+        before = at == i - 1
+        if TREE:
+            before = at == parent_of(links, tl.minimum(i, length - 1), parent_draft)
+        here = at == i
+        decay = _number(alpha, here)
+        along = decay * _column(decays, before)
+        decays = tl.where(here[None, :], decays + along[:, None], decays)
+        entering = tl.where(here, decay * _number(entering, before), entering)
+    return decays, entering
 
 
 @triton.jit
 def _state_after(
-    source, inside, wanted, links, parent_draft, q_base, k_base, v_base, a_base, b_base, A_log, dt_bias, scale,
-    columns, value_inside, q_token, q_dim, k_token, k_dim, v_token, a_token, b_token, K: tl.constexpr, BK: tl.constexpr,
+    draft, entering_state, decays, entering, pushes, k_base, columns, k_token, k_dim,
+    K: tl.constexpr, BK: tl.constexpr, BT: tl.constexpr,
 ):  # fmt: skip
-    """State after draft `wanted` and its output, by walking from the slot's state along the draft's ancestors."""
-    state = tl.load(source, mask=inside, other=0.0).to(tl.float32)
-    output = tl.sum(state, 1) * 0.0
-    draft = 0
-    while draft <= wanted:
-        if _is_ancestor(links, draft, wanted, parent_draft):
-            query = load_row(q_base + draft * q_token, columns, q_dim, K, BK)
-            key = load_row(k_base + draft * k_token, columns, k_dim, K, BK)
-            value = tl.load(v_base + draft * v_token, mask=value_inside, other=0.0)
-            g, beta = gates(a_base + draft * a_token, b_base + draft * b_token, A_log, dt_bias)
-            q_factor, k_factor, overlap = token_factors(query, key, scale)
-            state, output = step(state, query, key, value.to(tl.float32), tl.exp(g), beta, q_factor, k_factor, overlap)
-        draft += 1
-    return state, output
+    """State after `draft`, from the updates on its path."""
+    at = tl.arange(0, BT)
+    state = entering_state.to(tl.float32) * _number(entering, at == draft)
+    along = _column(decays, at == draft)
+    j = 0
+    while j <= draft:
+        decay = _number(along, at == j)
+        if decay != 0.0:
+            key = load_row(k_base + j * k_token, columns, k_dim, K, BK)
+            state += (decay * _row(pushes, at == j))[:, None] * key[None, :]
+        j += 1
+    return state
 
 
-@triton.jit(do_not_specialize=["num_slots", "num_tokens", "num_requests", "num_rows", "steps"])
+@triton.jit(do_not_specialize=["num_slots", "num_tokens", "num_requests", "num_rows"])
 def verify_kernel(
     q, k, v, a, b, A_log, dt_bias, states, indices, offsets, buffer, buffer_rows, parents, out,
-    scale, num_slots, num_tokens, num_requests, num_rows, steps,
+    scale, num_slots, num_tokens, num_requests, num_rows,
     q_token, q_head, q_dim, k_token, k_head, k_dim, v_token, v_head, v_dim, a_token, a_head, b_token, b_head,
     A_log_head, dt_bias_head, state_slot, index_stride, offset_stride, buffer_row, buffer_step, row_stride,
     parent_request, parent_draft,
     HV: tl.constexpr, RATIO: tl.constexpr, K: tl.constexpr, V: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr,
-    TILES: tl.constexpr, DRAFTS: tl.constexpr, HAS_BUFFER: tl.constexpr, TREE: tl.constexpr,
+    TILES: tl.constexpr, DRAFTS: tl.constexpr, BT: tl.constexpr, HAS_BUFFER: tl.constexpr, TREE: tl.constexpr,
+    OPERAND: tl.constexpr, PRECISION: tl.constexpr, EXACT: tl.constexpr,
 ):  # fmt: skip
     """Program (request, head, TILES tiles of BV state rows), the tiles fastest. `out` is contiguous `[tokens, HV, V]`.
 
-    Drafts go in rounds of DRAFTS, whose factors and gates are found once for all tiles; more than one round needs
-    TILES == 1. The programs of the last request also zero the rows that follow it.
+    OPERAND and PRECISION are those of products with the state, EXACT is the precision of the others. The programs of
+    the first and of the last request also zero the rows outside the offsets.
     """
     PARTS: tl.constexpr = (V + BV * TILES - 1) // (BV * TILES)
     program = tl.program_id(0)
@@ -88,20 +107,20 @@ def verify_kernel(
     last = tl.minimum(tl.load(offsets + (request + 1) * offset_stride).to(tl.int64), num_tokens)
     slot, exists = slot_of(indices, request * index_stride, num_slots)
     if request == 0:
-        _zero_rows(target, first * 0, tl.minimum(first, num_tokens), HV * V, rows, V, BV, TILES)
+        zero_rows(target, first * 0, tl.minimum(first, num_tokens), HV * V, rows, V, BV, TILES)
     if request == num_requests - 1:
-        _zero_rows(target, last, num_tokens, HV * V, rows, V, BV, TILES)
+        zero_rows(target, last, num_tokens, HV * V, rows, V, BV, TILES)
     if not exists:
-        _zero_rows(target, first, last, HV * V, rows, V, BV, TILES)
+        zero_rows(target, first, last, HV * V, rows, V, BV, TILES)
         return
-    length = tl.minimum(last - first, steps).to(tl.int32)
-    _zero_rows(target, first + tl.maximum(length, 0), last, HV * V, rows, V, BV, TILES)
+    length = tl.minimum(last - first, DRAFTS).to(tl.int32)
+    zero_rows(target, first + tl.maximum(length, 0), last, HV * V, rows, V, BV, TILES)
     if length <= 0:
         return
 
     offsets_in_head = rows[:, None] * K + columns[None, :] + head * (V * K)
     source = states + slot * state_slot + offsets_in_head
-    state = tl.load(source, mask=(rows < V)[:, None] & column_inside, other=0.0).to(tl.float32)
+    entering_state = tl.load(source, mask=(rows < V)[:, None] & column_inside, other=0.0)
     kept = False
     place = buffer
     if HAS_BUFFER:
@@ -110,116 +129,65 @@ def verify_kernel(
     links = parents
     if TREE:
         links = parents + request * parent_request
-    q_base = q + first * q_token + key_head * q_head
+
+    at = tl.arange(0, BT)
+    real = at < length
+    tokens = first + at
     k_base = k + first * k_token + key_head * k_head
-    v_base = v + first * v_token + head * v_head + rows * v_dim
+    q_base = q + first * q_token + key_head * q_head
+    in_tokens = real[:, None] & column_inside
+    keys = tl.load(k_base + at[:, None] * k_token + columns[None, :] * k_dim, mask=in_tokens, other=0.0)
+    queries = tl.load(q_base + at[:, None] * q_token + columns[None, :] * q_dim, mask=in_tokens, other=0.0)
+    drift = tl.load(a + tokens * a_token + head * a_head, mask=real, other=0.0).to(tl.float32)
+    bias = tl.load(dt_bias + head * dt_bias_head).to(tl.float32)
+    alpha = tl.exp(log_decay(tl.load(A_log + head * A_log_head).to(tl.float32), drift + bias))
+    strength = tl.load(b + tokens * b_token + head * b_head, mask=real, other=0.0).to(tl.float32)
+    beta = 1.0 / (1.0 + tl.exp(-strength))
 
-    if TREE:
-        if not kept:
-            draft = 0
-            while draft < length:
-                for tile in tl.static_range(TILES):
-                    here = rows + tile * BV
-                    _, output = _state_after(
-                        source + tile * (BV * K), (here < V)[:, None] & column_inside, draft, links, parent_draft,
-                        q_base, k_base, v_base + tile * BV * v_dim, a + first * a_token + head * a_head,
-                        b + first * b_token + head * b_head, A_log + head * A_log_head, dt_bias + head * dt_bias_head,
-                        scale, columns, here < V, q_token, q_dim, k_token, k_dim, v_token, a_token, b_token, K, BK,
-                    )  # fmt: skip
-                    row_out = target + (first + draft) * (HV * V) + here
-                    tl.store(row_out, output.to(out.dtype.element_ty), mask=here < V)
-                draft += 1
-            return
+    k_norm = inverse_norms(keys)
+    q_norm = inverse_norms(queries) * scale
+    decays, entering = _path_decays(alpha, links, parent_draft, length, TREE, DRAFTS, BT)
+    coupling = tl.dot(keys, tl.trans(keys), input_precision=EXACT)
+    coupling *= decays * (k_norm[:, None] * (beta * k_norm)[None, :])
+    coupling = tl.where(at[:, None] == at[None, :], 0.0, coupling)
+    attention = tl.dot(keys, tl.trans(queries), input_precision=EXACT)
+    attention *= decays * (k_norm[:, None] * q_norm[None, :])
 
-    start = 0
-    while start < length:
-        factors = ()
-        for draft in tl.static_range(DRAFTS):
-            at = tl.minimum(start + draft, length - 1)
-            query = load_row(q_base + at * q_token, columns, q_dim, K, BK)
-            key = load_row(k_base + at * k_token, columns, k_dim, K, BK)
-            token = first + at
-            g, beta = gates(
-                a + token * a_token + head * a_head, b + token * b_token + head * b_head,
-                A_log + head * A_log_head, dt_bias + head * dt_bias_head,
-            )  # fmt: skip
-            q_factor, k_factor, overlap = token_factors(query, key, scale)
-            factors = factors + ((tl.exp(g), beta, q_factor, k_factor, overlap),)  # noqa: RUF005
-        for tile in tl.static_range(TILES):
-            here = rows + tile * BV
-            inside = (here < V)[:, None] & column_inside
-            if tile > 0:
-                state = tl.load(source + tile * (BV * K), mask=inside, other=0.0).to(tl.float32)
-            for draft in tl.static_range(DRAFTS):
-                at = start + draft
-                if at < length:
-                    query = load_row(q_base + at * q_token, columns, q_dim, K, BK)
-                    key = load_row(k_base + at * k_token, columns, k_dim, K, BK)
-                    value = tl.load(v_base + at * v_token + tile * BV * v_dim, mask=here < V, other=0.0)
-                    if TREE:
-                        if at > 0:
-                            parent = _parent_of(links, at, parent_draft)
-                            if parent != at - 1:
-                                from_buffer = place + parent * buffer_step + tile * (BV * K)
-                                state = tl.load(from_buffer, mask=inside, other=0.0).to(tl.float32)
-                    state, output = step(
-                        state, query, key, value.to(tl.float32), factors[draft][0], factors[draft][1],
-                        factors[draft][2], factors[draft][3], factors[draft][4],
-                    )  # fmt: skip
-                    row_out = target + (first + at) * (HV * V) + here
-                    tl.store(row_out, output.to(out.dtype.element_ty), mask=here < V)
-                    if HAS_BUFFER:
-                        if kept:
-                            to_buffer = place + at * buffer_step + tile * (BV * K)
-                            tl.store(to_buffer, state.to(buffer.dtype.element_ty), mask=inside)
-                    if TREE:
-                        tl.debug_barrier()
-        start += DRAFTS
+    for tile in tl.static_range(TILES):
+        here = rows + tile * BV
+        inside = (here < V)[:, None] & column_inside
+        if tile > 0:
+            entering_state = tl.load(source + tile * (BV * K), mask=inside, other=0.0)
+        in_values = real[:, None] & (here < V)[None, :]
+        values = v + tokens[:, None] * v_token + head * v_head + here[None, :] * v_dim
+        value = tl.load(values, mask=in_values, other=0.0).to(tl.float32)
+        stored = raw_dot(keys, entering_state, OPERAND, PRECISION)
+        read = raw_dot(queries, entering_state, OPERAND, PRECISION)
+        update = beta[:, None] * (value - (entering * k_norm)[:, None] * stored)
+        for i in tl.static_range(1, DRAFTS):
+            pull = tl.sum(_column(coupling, at == i)[:, None] * update, 0)
+            update = tl.where((at == i)[:, None], update - pull[None, :], update)
+        output = (entering * q_norm)[:, None] * read
+        output += tl.dot(tl.trans(attention), update, input_precision=EXACT)
+        target_rows = target + tokens[:, None] * (HV * V) + here[None, :]
+        tl.store(target_rows, output.to(out.dtype.element_ty), mask=in_values)
 
-
-@triton.jit(do_not_specialize=["num_slots", "num_tokens", "num_requests"])
-def unbuffered_tree_kernel(
-    q, k, v, a, b, A_log, dt_bias, states, indices, offsets, parents, out,
-    scale, num_slots, num_tokens, num_requests,
-    q_token, q_head, q_dim, k_token, k_head, k_dim, v_token, v_head, v_dim, a_token, a_head, b_token, b_head,
-    A_log_head, dt_bias_head, state_slot, index_stride, offset_stride, parent_request, parent_draft,
-    HV: tl.constexpr, RATIO: tl.constexpr, K: tl.constexpr, V: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr,
-):  # fmt: skip
-    """A tree whose states nobody stores: program (request, head, tile) and draft walks from the root to its draft."""
-    PARTS: tl.constexpr = (V + BV - 1) // BV
-    program = tl.program_id(0)
-    head = (program // PARTS) % HV
-    request = (program // (PARTS * HV)).to(tl.int64)
-    wanted = tl.program_id(1)
-    key_head = head // RATIO
-    rows = (program % PARTS) * BV + tl.arange(0, BV)
-    columns = tl.arange(0, BK)
-    inside = (rows < V)[:, None] & (columns < K)[None, :]
-    target = out + head * V
-
-    first = tl.maximum(tl.load(offsets + request * offset_stride).to(tl.int64), 0)
-    last = tl.minimum(tl.load(offsets + (request + 1) * offset_stride).to(tl.int64), num_tokens)
-    if (request == 0) & (wanted == 0):
-        _zero_rows(target, first * 0, tl.minimum(first, num_tokens), HV * V, rows, V, BV, 1)
-    if (request == num_requests - 1) & (wanted == 0):
-        _zero_rows(target, last, num_tokens, HV * V, rows, V, BV, 1)
-    if wanted == 0:
-        _zero_rows(target, first + tl.num_programs(1), last, HV * V, rows, V, BV, 1)
-    if wanted >= last - first:
-        return
-    slot, exists = slot_of(indices, request * index_stride, num_slots)
-    if not exists:
-        _zero_rows(target, first + wanted, first + wanted + 1, HV * V, rows, V, BV, 1)
-        return
-
-    source = states + slot * state_slot + rows[:, None] * K + columns[None, :] + head * (V * K)
-    _, output = _state_after(
-        source, inside, wanted, parents + request * parent_request, parent_draft,
-        q + first * q_token + key_head * q_head, k + first * k_token + key_head * k_head,
-        v + first * v_token + head * v_head + rows * v_dim,
-        a + first * a_token + head * a_head, b + first * b_token + head * b_head, A_log + head * A_log_head,
-        dt_bias + head * dt_bias_head, scale, columns, rows < V, q_token, q_dim, k_token, k_dim, v_token, a_token,
-        b_token, K, BK,
-    )  # fmt: skip
-    row_out = target + (first + wanted) * (HV * V) + rows
-    tl.store(row_out, output.to(out.dtype.element_ty), mask=rows < V)
+        if HAS_BUFFER:
+            if kept:
+                pushes = update * k_norm[:, None]
+                state = entering_state.to(tl.float32)
+                for i in tl.static_range(DRAFTS):
+                    if i < length:
+                        if TREE:
+                            if i > 0:
+                                parent = parent_of(links, i, parent_draft)
+                                if parent != i - 1:
+                                    state = _state_after(
+                                        parent, entering_state, decays, entering, pushes, k_base, columns, k_token,
+                                        k_dim, K, BK, BT,
+                                    )  # fmt: skip
+                        key = load_row(k_base + i * k_token, columns, k_dim, K, BK)
+                        push = _row(pushes, at == i)
+                        state = _number(alpha, at == i) * state + push[:, None] * key[None, :]
+                        to_buffer = place + i * buffer_step + tile * (BV * K)
+                        tl.store(to_buffer, state.to(buffer.dtype.element_ty), mask=inside)

@@ -10,6 +10,7 @@ import triton
 
 from gdn.backends.triton._decode_kernel import decode_kernel
 from gdn.backends.triton._plan import RowPlan
+from gdn.backends.triton._plan import template
 from gdn.backends.triton.launch import Launch
 from gdn.backends.triton.tuning import decode_tile
 from gdn.signature import planned
@@ -36,7 +37,7 @@ def factory(context: BindContext) -> Decode:
         """See `gdn.ops.Decode`."""
         plan = plans(q, k, v, a, b, A_log, dt_bias, ssm_states, cache_indices, query_start_loc, out)
         if out is None:
-            out = torch.empty(plan.shape, dtype=plan.dtype, device=plan.device)
+            out = torch.empty_like(plan.out)
         if query_start_loc is not None:
             out.zero_()
         plan.launch(
@@ -61,7 +62,7 @@ def packed_factory(context: BindContext) -> PackedDecode:
         """See `gdn.ops.PackedDecode`."""
         plan = plans(mixed_qkv, a, b, A_log, dt_bias, ssm_states, cache_indices, num_v_heads, head_v_dim, out)
         if out is None:
-            out = torch.empty(plan.shape, dtype=plan.dtype, device=plan.device)
+            out = torch.empty_like(plan.out)
         plan.launch(
             plan.programs, 1, 1,
             mixed_qkv, mixed_qkv, mixed_qkv, a, b, A_log, dt_bias, ssm_states, cache_indices, None, out,
@@ -135,9 +136,7 @@ def _planned_for(
     return RowPlan(
         Launch(decode_kernel, constants, num_warps=tile.warps),
         requests * value_heads * triton.cdiv(value_dim, tile.rows * tile.tiles),
-        (1, tokens, value_heads, value_dim),
-        dtype,
-        ssm_states.device,
+        template((1, tokens, value_heads, value_dim), dtype, ssm_states.device),
         key_dim**-0.5,
         (
             slots, tokens, *offsets, *strides, *a.stride(), *b.stride(), A_log.stride(0), dt_bias.stride(0),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from functools import partial
 from typing import TYPE_CHECKING
+from typing import Any
 from typing import NamedTuple
 
 import torch
@@ -13,7 +14,13 @@ import triton.language as tl
 
 from gdn.backends.triton._extend_prepare_kernel import prepare_kernel
 from gdn.backends.triton._extend_state_kernel import state_kernel
+from gdn.backends.triton._plan import template
+from gdn.backends.triton.dots import chunk_precision
+from gdn.backends.triton.extend_tuning import PREPARE_WARPS
+from gdn.backends.triton.extend_tuning import ExtendTile
 from gdn.backends.triton.extend_tuning import extend_tile
+from gdn.backends.triton.extend_tuning import takes_narrow
+from gdn.backends.triton.launch import ALIGNMENT_MASK
 from gdn.backends.triton.launch import Launch
 from gdn.ops import ExtendResult
 from gdn.signature import planned
@@ -34,14 +41,25 @@ _INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 _DEFAULT_SHARED_MEMORY = 64 << 10
 
 
+class Walk(NamedTuple):
+    """The second kernel and its programs."""
+
+    launch: Launch
+    programs: int
+
+
 class Plan(NamedTuple):
     """What one signature needs to launch."""
 
     prepare: Launch
-    walk: Launch
-    chunks: int
-    key_heads: int
-    programs: int
+    walk: Walk
+    walk_unaligned: Walk
+    """For q, k or v whose first element isn't aligned to 16 bytes."""
+    chunk_programs: int
+    out: Tensor
+    matrix: Tensor
+    factors: Tensor
+    """Templates of the output and of what the first kernel leaves to the second."""
     scale: float
     prepare_numbers: tuple[int, ...]
     walk_numbers: tuple[int, ...]
@@ -57,34 +75,32 @@ def factory(context: BindContext) -> Extend:
         return_chunk_states: bool = False, snapshot_chunks: Tensor | None = None, snapshot_slots: Tensor | None = None,
         seq_lens_cpu: Sequence[int] | None = None,
     ) -> ExtendResult:  # fmt: skip
-        """See `gdn.ops.Extend`. Takes scratch of 4*HK*K + 4*64*HV bytes a token in 16-bit dtypes."""
+        """See `gdn.ops.Extend`. Takes scratch of 272*HV bytes a token in 16-bit dtypes."""
         plan = plans(
             q, k, v, g, beta, ssm_states, cache_indices, query_start_loc, out, snapshot_chunks, snapshot_slots,
             bool(return_chunk_states),
         )  # fmt: skip
         check_seq_lens(seq_lens_cpu, query_start_loc)
-        tokens, value_heads = v.shape[1], v.shape[2]
         if out is None:
-            out = torch.empty(v.shape, dtype=v.dtype, device=v.device)
+            out = torch.empty_like(plan.out)
         entering, starts = None, None
         if return_chunk_states:
             entering, starts = _chunk_states(ssm_states, query_start_loc, seq_lens_cpu)
-        if plan.programs == 0:
+        if plan.walk.programs == 0:
             return ExtendResult(out.zero_(), None, entering)
-        scale = plan.scale if scale is None else scale
-        unit = v.new_empty(2, tokens, plan.key_heads, k.shape[3])
-        matrices = v.new_empty(2, plan.chunks, value_heads, CHUNK, CHUNK)
-        decays = torch.empty((plan.chunks, value_heads, 2, CHUNK), dtype=torch.float32, device=v.device)
-        unit_q, unit_k = unit.unbind(0)
-        solve, attend = matrices.unbind(0)
+        solve, attend = torch.empty_like(plan.matrix), torch.empty_like(plan.matrix)
+        factors = torch.empty_like(plan.factors)
         plan.prepare(
-            plan.chunks, plan.key_heads, 1,
-            q, k, g, beta, query_start_loc, unit_q, unit_k, solve, attend, decays, scale, *plan.prepare_numbers,
+            plan.chunk_programs, 1, 1,
+            q, k, g, beta, query_start_loc, solve, attend, factors, plan.scale if scale is None else scale,
+            *plan.prepare_numbers,
         )  # fmt: skip
-        plan.walk(
-            plan.programs, 1, 1,
-            v, unit_q, unit_k, solve, attend, decays, ssm_states, cache_indices, query_start_loc, snapshot_chunks,
-            snapshot_slots, starts, entering, out, scale, *plan.walk_numbers,
+        aligned = (q.data_ptr() | k.data_ptr() | v.data_ptr()) & ALIGNMENT_MASK == 0
+        walk = plan.walk if aligned else plan.walk_unaligned
+        walk.launch(
+            walk.programs, 1, 1,
+            q, k, v, solve, attend, factors, ssm_states, cache_indices, query_start_loc, snapshot_chunks,
+            snapshot_slots, starts, entering, out, *plan.walk_numbers,
         )  # fmt: skip
         return ExtendResult(out, None, entering)
 
@@ -110,50 +126,54 @@ def _plan(
     check_extend(q, k, v, g, beta, ssm_states, cache_indices, query_start_loc, out, snapshot_chunks, snapshot_slots)
     slots, value_heads, value_dim, key_dim = ssm_states.shape
     tokens, key_heads, sequences = v.shape[1], k.shape[2], cache_indices.shape[0]
-    bf16 = v.dtype == torch.bfloat16
-    shared_memory = (device and device.shared_memory_bytes) or _DEFAULT_SHARED_MEMORY
-    states = None if fixed else sequences * value_heads
-    tile = extend_tile(states, key_dim, value_dim, 2 if bf16 else 4, shared_memory)
     constants = {
         "HK": key_heads,
         "RATIO": value_heads // key_heads,
         "K": key_dim,
         "BK": max(triton.next_power_of_2(key_dim), 16),
-        "PRECISION": _precision(v.dtype, device),
+        "PRECISION": chunk_precision(v.dtype, device),
     }
     walk_constants = {
         **constants,
         "V": value_dim,
-        "BV": tile.rows,
         "SNAPSHOTS": snapshot_chunks is not None,
         "CHUNK_STATES": chunk_states,
-        "OPERAND": tl.bfloat16 if bf16 else tl.float32,
-        "STAGES": tile.stages,
         "MOST_CHUNKS": tokens // CHUNK + 1 if _INTERPRETED else 0,
     }
+    shared_memory = (device and device.shared_memory_bytes) or _DEFAULT_SHARED_MEMORY
+    heads = sequences * value_heads
+    tile_of = partial(extend_tile, None if fixed else heads, key_dim, value_dim, shared_memory=shared_memory)
+    unaligned = _walk(walk_constants, tile_of(narrow=False), heads, narrow=False)
+    aligned = unaligned
+    if v.dtype == torch.bfloat16 and takes_narrow(key_dim, (q, k, v)):
+        aligned = _walk(walk_constants, tile_of(narrow=True), heads, narrow=True)
+    chunks = tokens // CHUNK + sequences if tokens else 0
     snapshot_strides = (0, 0)
     if snapshot_chunks is not None and snapshot_slots is not None:
         snapshot_strides = (snapshot_chunks.stride(0), snapshot_slots.stride(0))
     return Plan(
-        Launch(prepare_kernel, {**constants, "EXACT": v.dtype == torch.float32}, num_warps=tile.prepare_warps),
-        Launch(state_kernel, walk_constants, num_warps=tile.warps, num_stages=tile.stages),
-        tokens // CHUNK + sequences if tokens else 0,
-        key_heads,
-        sequences * value_heads * triton.cdiv(value_dim, tile.rows),
+        Launch(prepare_kernel, constants, num_warps=PREPARE_WARPS),
+        aligned,
+        unaligned,
+        chunks * value_heads,
+        template(tuple(v.shape), v.dtype, v.device),
+        template((chunks, value_heads, CHUNK, CHUNK), v.dtype, v.device),
+        template((chunks, value_heads, 4, CHUNK), torch.float32, v.device),
         key_dim**-0.5,
         (
             tokens, sequences, *q.stride()[1:], *k.stride()[1:], *g.stride()[1:], *beta.stride()[1:],
             query_start_loc.stride(0),
         ),
         (
-            slots, tokens, sequences, *v.stride()[1:], ssm_states.stride(0), cache_indices.stride(0),
-            query_start_loc.stride(0), *snapshot_strides,
+            slots, tokens, sequences, *q.stride()[1:], *k.stride()[1:], *v.stride()[1:], ssm_states.stride(0),
+            cache_indices.stride(0), query_start_loc.stride(0), *snapshot_strides,
         ),
     )  # fmt: skip
 
 
-def _precision(dtype: torch.dtype, device: DeviceInfo | None) -> str:
-    """Of fp32 products: as precise as the activations need. fp16 goes through tf32, whose range a state can't leave."""
-    if dtype == torch.float32 or device is None or device.type != "cuda":
-        return "ieee"
-    return "tf32"
+def _walk(constants: dict[str, Any], tile: ExtendTile, heads: int, *, narrow: bool) -> Walk:
+    """The second kernel over `heads` states, with bf16 operands or fp32 ones."""
+    operand = tl.bfloat16 if narrow else tl.float32
+    constants = {**constants, "BV": tile.rows, "STAGES": tile.stages, "OPERAND": operand}
+    launch = Launch(state_kernel, constants, num_warps=tile.warps, num_stages=tile.stages)
+    return Walk(launch, heads * triton.cdiv(constants["V"], tile.rows))

@@ -20,7 +20,7 @@ from triton.runtime.jit import JITFunction
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-_ALIGNMENT_MASK = 15
+ALIGNMENT_MASK = 15
 _lock = threading.RLock()
 
 
@@ -56,7 +56,7 @@ class Launch:
         count = self._pointers
         if count >= 0 and _current_device() == self.device_index:
             addresses = [0 if tensor is None else tensor.data_ptr() for tensor in args[:count]]
-            run = self._any if functools.reduce(operator.or_, addresses, 0) & _ALIGNMENT_MASK else self._aligned
+            run = self._any if functools.reduce(operator.or_, addresses, 0) & ALIGNMENT_MASK else self._aligned
             if run is not None:
                 stream = _current_stream(self.device_index)
                 run(grid_x, grid_y, grid_z, stream, *addresses, *args[count:], *self._tail)
@@ -69,7 +69,7 @@ class Launch:
         if not isinstance(self._kernel, JITFunction):
             self._kernel[grid](*args, **self._constants)
             return
-        aligned = all(tensor.data_ptr() & _ALIGNMENT_MASK == 0 for tensor in tensors)
+        aligned = all(tensor.data_ptr() & ALIGNMENT_MASK == 0 for tensor in tensors)
         kernel = self._kernel if aligned else _indifferent_to_alignment(self._kernel)
         index = tensors[0].device.index
         with _lock, torch.cuda.device(index):

@@ -9,6 +9,7 @@ import torch
 import triton
 
 from gdn.backends.triton._plan import RowPlan
+from gdn.backends.triton._plan import template
 from gdn.backends.triton._replay_kernel import replay_kernel
 from gdn.backends.triton.launch import Launch
 from gdn.backends.triton.tuning import replay_tile
@@ -38,7 +39,7 @@ def factory(context: BindContext) -> ReplayDecode:
             replayssm_write_pos, replayssm_force_flush, num_v_heads, head_v_dim, out,
         )  # fmt: skip
         if out is None:
-            out = torch.empty(plan.shape, dtype=plan.dtype, device=plan.device)
+            out = torch.empty_like(plan.out)
         plan.launch(
             plan.programs, 1, 1,
             mixed_qkv, a, b, A_log, dt_bias, ssm_states, cache_indices, replayssm_d, replayssm_k, replayssm_g,
@@ -78,9 +79,7 @@ def _plan(
     return RowPlan(
         Launch(replay_kernel, constants, num_warps=tile.warps),
         rows * value_heads * triton.cdiv(value_dim, tile.rows * tile.tiles),
-        (1, rows, value_heads, value_dim),
-        mixed_qkv.dtype,
-        mixed_qkv.device,
+        template((1, rows, value_heads, value_dim), mixed_qkv.dtype, mixed_qkv.device),
         key_dim**-0.5,
         (
             slots, keys * column, 2 * keys * column, token, column, *a.stride(), *b.stride(), A_log.stride(0),

@@ -9,10 +9,13 @@ from gdn.testing.field_cases.gates import GateCases
 from gdn.testing.field_cases.layouts import LayoutCases
 from gdn.testing.field_cases.numerics import NumericCases
 from gdn.testing.field_cases.sequences import SequenceCases
+from gdn.testing.field_cases.serving import ServingCases
 from gdn.testing.field_cases.slots import SlotCases
 
 
-class FieldCases(SlotCases, SequenceCases, LayoutCases, NumericCases, GateCases, DraftCases, ConvolutionCases):
+class FieldCases(
+    SlotCases, SequenceCases, LayoutCases, NumericCases, GateCases, DraftCases, ConvolutionCases, ServingCases
+):
     """All of them."""
 
 

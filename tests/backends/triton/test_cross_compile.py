@@ -6,6 +6,7 @@ One variant of each kernel by default; `-m "cross_compile"` without `not slow` t
 from __future__ import annotations
 
 import os
+from types import SimpleNamespace
 
 import pytest
 
@@ -19,7 +20,6 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
 from gdn.backends.triton import MANIFEST
-from gdn.backends.triton import extend
 from gdn.backends.triton import tuning
 from gdn.backends.triton._conv_extend_kernel import conv_extend_kernel
 from gdn.backends.triton._conv_update_kernel import conv_draft_kernel
@@ -30,9 +30,16 @@ from gdn.backends.triton._extend_state_kernel import state_kernel
 from gdn.backends.triton._gating_kernel import gating_kernel
 from gdn.backends.triton._replay_kernel import replay_kernel
 from gdn.backends.triton._split_kernel import split_kernel
-from gdn.backends.triton._verify_kernel import unbuffered_tree_kernel
 from gdn.backends.triton._verify_kernel import verify_kernel
+from gdn.backends.triton._verify_walk_kernel import unbuffered_tree_walk_kernel
+from gdn.backends.triton._verify_walk_kernel import verify_walk_kernel
+from gdn.backends.triton.dots import chunk_precision
+from gdn.backends.triton.dots import fp32_precision
+from gdn.backends.triton.dots import raw_product
+from gdn.backends.triton.extend_tuning import PREPARE_WARPS
 from gdn.backends.triton.extend_tuning import extend_tile
+from gdn.serving._move_kernel import BLOCK
+from gdn.serving._move_kernel import move_kernel
 
 pytestmark = pytest.mark.cross_compile
 
@@ -75,40 +82,59 @@ COMMON = {**TOKENS, "A_log": "fp32", "dt_bias": "fp32", "indices": "i32", "offse
 
 def tables():
     """Every distinct tile of the recurrent tables, by kernel and state dtype; the tile of large fp32 batches is quick."""
-    for kernel, table in (("decode", tuning._DECODE), ("verify", tuning._VERIFY), ("replay", tuning._REPLAY)):
+    together = {"states": tuning._STATES, "outputs": tuning._OUTPUTS}
+    for kernel, table in {"decode": tuning._DECODE, "replay": tuning._REPLAY, **together}.items():
         for size, rows in table.items():
             for tile in dict.fromkeys(tile for _, tile in rows):
                 marks = [] if (size, tile) == (4, rows[-1][1]) else [pytest.mark.slow]
                 name = f"{kernel}-{size}-{tile.rows}x{tile.tiles}"
-                yield pytest.param(kernel, {2: "bf16", 4: "fp32"}[size], tile, id=name, marks=marks)
+                yield pytest.param(kernel, {2: torch.bfloat16, 4: torch.float32}[size], tile, id=name, marks=marks)
+
+
+def device_of(architecture):
+    return SimpleNamespace(type="rocm" if architecture.startswith("gfx") else "cuda")
+
+
+def products(architecture, state):
+    """Constants of the kernels that take products on tensor cores."""
+    operand, precision = raw_product(torch.bfloat16, state, device_of(architecture))
+    return {"OPERAND": operand, "PRECISION": precision, "EXACT": fp32_precision(device_of(architecture))}
+
+
+ROWS = {"q_dim": 1, "k_dim": 1, "v_dim": 1}
+DRAFTS = {"buffer_rows": "i32", "parents": "i64"}
 
 
 @pytest.mark.parametrize("architecture", SHARED_MEMORY)
 @pytest.mark.parametrize(("kernel", "state", "tile"), list(tables()))
 def test_recurrent_kernels(architecture, kernel, state, tile):
-    pointers = {**COMMON, "states": state}
+    name = NAMES[state]
+    pointers = {**COMMON, "states": name}
     constants = {**HEADS, "BV": tile.rows, "TILES": tile.tiles}
-    match kernel:
-        case "decode":
-            constants |= {"HAS_OFFSETS": False, "q_dim": 1, "k_dim": 1, "v_dim": 1}
-            compiled(decode_kernel, architecture, pointers, constants, missing=["offsets"], num_warps=tile.warps)
-        case "verify":
-            pointers |= {"buffer": state, "buffer_rows": "i32", "parents": "i32"}
-            constants |= {"DRAFTS": 4, "HAS_BUFFER": True, "TREE": False, "q_dim": 1, "k_dim": 1, "v_dim": 1}
-            compiled(verify_kernel, architecture, pointers, constants, missing=["parents"], num_warps=tile.warps)
-        case "replay":
-            rings = {"ring_d": state, "ring_k": state, "ring_g": "fp32", "cursors": "i32", "forced": "i32"}
-            constants |= {"L": 16, "BL": 16, "FORCED": True, "column_stride": 1}
-            compiled(replay_kernel, architecture, {**pointers, **rings}, constants, num_warps=tile.warps)
+    if kernel == "decode":
+        constants |= {"HAS_OFFSETS": False, **ROWS}
+        compiled(decode_kernel, architecture, pointers, constants, missing=["offsets"], num_warps=tile.warps)
+    elif kernel == "replay":
+        rings = {"ring_d": name, "ring_k": name, "ring_g": "fp32", "cursors": "i32", "forced": "i32"}
+        constants |= {"L": 16, "BL": 16, "FORCED": True, "column_stride": 1}
+        compiled(replay_kernel, architecture, {**pointers, **rings}, constants, num_warps=tile.warps)
+    else:
+        stores = kernel == "states"
+        pointers |= {"buffer": name, **DRAFTS}
+        constants |= {"DRAFTS": 8, "BT": 16, "HAS_BUFFER": stores, "TREE": stores, **ROWS}
+        constants |= products(architecture, state)
+        absent = [] if stores else ["buffer", "buffer_rows", "parents"]
+        compiled(verify_kernel, architecture, pointers, constants, missing=absent, num_warps=tile.warps)
 
 
 @pytest.mark.parametrize("architecture", SHARED_MEMORY)
-def test_trees(architecture):
-    pointers = {**COMMON, "states": "fp32", "buffer": "fp32", "buffer_rows": "i32", "parents": "i64"}
-    constants = {**HEADS, "BV": 16, "q_dim": 1, "k_dim": 1, "v_dim": 1}
-    tree = {**constants, "TILES": 1, "DRAFTS": 8, "HAS_BUFFER": True, "TREE": True}
-    compiled(verify_kernel, architecture, pointers, tree, num_warps=1)
-    compiled(unbuffered_tree_kernel, architecture, pointers, constants, num_warps=1)
+def test_walks(architecture):
+    pointers = {**COMMON, "states": "fp32", "buffer": "fp32", **DRAFTS}
+    constants = {**HEADS, "BV": 16, **ROWS}
+    walk = {**constants, "TILES": 1, "DRAFTS": 8, "HAS_BUFFER": True}
+    compiled(verify_walk_kernel, architecture, pointers, {**walk, "TREE": False}, missing=["parents"], num_warps=1)
+    compiled(verify_walk_kernel, architecture, pointers, {**walk, "TREE": True}, num_warps=1)
+    compiled(unbuffered_tree_walk_kernel, architecture, pointers, constants, num_warps=1)
 
 
 @pytest.mark.parametrize("architecture", SHARED_MEMORY)
@@ -123,22 +149,21 @@ def test_trees(architecture):
 )
 def test_extend(architecture, dtype, states):
     name, narrow = NAMES[dtype], dtype == torch.bfloat16
-    device = type("Device", (), {"type": "rocm" if architecture.startswith("gfx") else "cuda"})
-    precision = extend._precision(dtype, device)
-    pointers = dict.fromkeys(("q", "k", "v", "unit_q", "unit_k", "solve", "attend", "out"), name)
-    pointers |= dict.fromkeys(("g", "beta", "decays", "states", "chunk_states"), "fp32")
+    precision = chunk_precision(dtype, device_of(architecture))
+    pointers = dict.fromkeys(("q", "k", "v", "solve", "attend", "out"), name)
+    pointers |= dict.fromkeys(("g", "beta", "factors", "states", "chunk_states"), "fp32")
     pointers |= dict.fromkeys(("indices", "offsets", "snapshot_chunks", "snapshot_slots"), "i32")
     pointers["chunk_offsets"] = "i64"
     heads = {"HK": 16, "RATIO": 2, "K": 128, "BK": 128, "PRECISION": precision}
     strides = {"q_dim": 1, "k_dim": 1, "g_head": 1, "beta_head": 1}
-    tile = extend_tile(states, 128, 128, dtype.itemsize, SHARED_MEMORY[architecture])
+    tile = extend_tile(states, 128, 128, narrow=narrow, shared_memory=SHARED_MEMORY[architecture])
     compiled(
-        prepare_kernel, architecture, pointers, {**heads, **strides, "EXACT": not narrow},
-        num_warps=tile.prepare_warps,
+        prepare_kernel, architecture, pointers, {**heads, **strides},
+        num_warps=PREPARE_WARPS,
     )  # fmt: skip
     constants = {
         **heads, "V": 128, "BV": tile.rows, "SNAPSHOTS": True, "CHUNK_STATES": True, "STAGES": tile.stages,
-        "OPERAND": tl.bfloat16 if narrow else tl.float32, "MOST_CHUNKS": 0, "v_dim": 1,
+        "OPERAND": tl.bfloat16 if narrow else tl.float32, "MOST_CHUNKS": 0, "q_dim": 1, "k_dim": 1, "v_dim": 1,
     }  # fmt: skip
     compiled(state_kernel, architecture, pointers, constants, num_warps=tile.warps, num_stages=tile.stages)
 
@@ -162,6 +187,14 @@ def test_convolution_gating_and_split(architecture):
     )
     for kernel, constants in tiles:
         compiled(kernel, architecture, pointers, constants, floats=())
+
+
+@pytest.mark.parametrize("architecture", SHARED_MEMORY)
+@pytest.mark.parametrize("missing", [(), ("source", "origin")])
+def test_moves_of_the_serving_layer(architecture, missing):
+    pointers = {"target": "bf16", "source": "bf16", "to": "i64", "origin": "i64"}
+    pointers = {name: kind for name, kind in pointers.items() if name not in missing}
+    compiled(move_kernel, architecture, pointers, {"BLOCK": BLOCK}, floats=(), missing=missing)
 
 
 def test_every_claimed_architecture_is_compiled_here():

@@ -20,7 +20,7 @@ from gdn.testing.situations import SITUATIONS
 
 pytestmark = pytest.mark.interpret
 
-CONTEXT = SimpleNamespace(config=SimpleNamespace(deterministic=False))
+CONTEXT = SimpleNamespace(config=SimpleNamespace(deterministic=False), device=None)
 FUNCTIONS = {
     "decode": decode.factory(CONTEXT),
     "packed_decode": decode.packed_factory(CONTEXT),
