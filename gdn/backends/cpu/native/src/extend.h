@@ -406,7 +406,8 @@ inline int extend(const ExtendPlan &plan, const ExtendCall &call) {
         shape.parts++;
     with_type(plan.state.dtype, [&](auto *type) {
         using T = std::remove_pointer_t<decltype(type)>;
-        if (BF16_PRODUCTS && plan.q.dtype == BF16)
+        // Sums of a few products don't average the rounding of states and updates, and gain nothing from bf16.
+        if (BF16_PRODUCTS && plan.q.dtype == BF16 && heads.K >= 16)
             run_tasks<BF16_PRODUCTS, T>(plan, call, shape, threads);
         else
             run_tasks<false, T>(plan, call, shape, threads);
