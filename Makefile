@@ -14,7 +14,7 @@ LEAN := .venv-lean
 LEAN_BIN := $(LEAN)/bin
 CONTRACTS := .contracts
 
-.PHONY: run test lint unit contracts numerics kernels cutedsl docs wheel regenerate clean
+.PHONY: run test lint unit contracts numerics sanitize kernels cutedsl docs wheel regenerate clean
 
 run: $(VENV)/ready
 	$(BIN)/gdn-capabilities --config qwen3-next-80b-a3b
@@ -62,7 +62,10 @@ contracts: $(VENV)/ready $(CONTRACTS)/ready
 	PYTHONPATH=$(CONTRACTS)/site $(BIN)/python -m pytest -q tests/backends/flashinfer/test_contract.py
 
 numerics: $(VENV)/ready
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n 2 tests -m "not interpret and not cross_compile and not gpu and not large"
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n 2 tests -m "not interpret and not cross_compile and not gpu and not large and not sanitize"
+
+sanitize: $(VENV)/ready
+	$(BIN)/python -m pytest -q tests/backends -m sanitize
 
 kernels: $(VENV)/triton
 	TRITON_INTERPRET=1 OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n 2 tests/backends tests/serving -m interpret

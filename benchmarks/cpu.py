@@ -1,6 +1,6 @@
 """Speed of the cpu backend beside transformers' torch functions, on this machine and in this process.
 
-    python benchmarks/cpu.py [--quick] [--threads N] [--json FILE]
+    python benchmarks/cpu.py [--quick] [--rows native|torch] [--threads N] [--json FILE]
 
 Both sides run alternately, so that other load hits them alike: read the ratios, not the times. Threads are pinned,
 one per core, since unpinned OpenMP threads lose milliseconds whenever anything else runs. Decode rotates over 36 pools,
@@ -14,6 +14,7 @@ must read and write at the bandwidth of a large copy.
 from __future__ import annotations
 
 import argparse
+import datetime
 import functools
 import json
 import os
@@ -99,6 +100,20 @@ def run(operation: str, point: str, ours: Call, theirs: Call | None, moved_bytes
 bandwidth = functools.cache(copy_bandwidth)
 
 
+@functools.cache
+def operation(name: str) -> Callable[..., object]:
+    """The backend's function, from the kind of rows that the command line asks for."""
+    import gdn
+    from gdn.testing.operations import bound_operation
+
+    config = gdn.GdnConfig(
+        num_k_heads=KEY_HEADS, num_v_heads=VALUE_HEADS, head_k_dim=HEAD_DIM, head_v_dim=HEAD_DIM
+    )  # fmt: skip
+    function = bound_operation("cpu", name, config, gdn.DeviceInfo.parse("cpu"))  # type: ignore[arg-type]
+    assert function is not None
+    return function
+
+
 def recurrent_inputs(tokens: int, dtype_name: str):  # type: ignore[no-untyped-def]
     import torch
 
@@ -113,8 +128,8 @@ def decode_row(batch: int, rounds: int, state_dtype_name: str) -> Row:
     import torch
     from transformers.models.qwen3_next import modeling_qwen3_next as peer
 
-    from gdn.backends.cpu.decode import decode
-    from gdn.backends.cpu.gating import gating
+    decode = operation("decode")
+    gating = operation("gating")
 
     q, k, v, a, b, A_log, dt_bias = recurrent_inputs(batch, "bfloat16")
     state_dtype = getattr(torch, state_dtype_name)
@@ -145,8 +160,8 @@ def extend_row(tokens: int, rounds: int, dtype_name: str) -> Row:
     import torch
     from transformers.models.qwen3_next import modeling_qwen3_next as peer
 
-    from gdn.backends.cpu.extend import extend
-    from gdn.backends.cpu.gating import gating
+    extend = operation("extend")
+    gating = operation("gating")
 
     q, k, v, a, b, A_log, dt_bias = recurrent_inputs(tokens, dtype_name)
     g, beta = gating(A_log, a, b, dt_bias)
@@ -170,7 +185,7 @@ def extend_row(tokens: int, rounds: int, dtype_name: str) -> Row:
 def verify_row(batch: int, drafts: int, rounds: int) -> Row:
     import torch
 
-    from gdn.backends.cpu.verify import verify
+    verify = operation("verify")
 
     q, k, v, a, b, A_log, dt_bias = recurrent_inputs(batch * drafts, "bfloat16")
     pool = torch.zeros(batch, VALUE_HEADS, HEAD_DIM, HEAD_DIM)
@@ -190,7 +205,7 @@ def conv_update_row(batch: int, rounds: int) -> Row:
     import torch
     from transformers.models.qwen3_next import modeling_qwen3_next as peer
 
-    from gdn.backends.cpu.conv import conv_update
+    conv_update = operation("conv_update")
 
     x, weight = torch.randn(batch, CONV_DIM, dtype=torch.bfloat16), torch.randn(CONV_DIM, WIDTH, dtype=torch.bfloat16)
     pools = [torch.zeros(batch, CONV_DIM, WIDTH - 1, dtype=torch.bfloat16) for _ in range(LAYERS)]
@@ -209,7 +224,7 @@ def conv_extend_row(tokens: int, rounds: int) -> Row:
     import torch
     from transformers.models.qwen3_next import modeling_qwen3_next as peer
 
-    from gdn.backends.cpu.conv import conv_extend
+    conv_extend = operation("conv_extend")
 
     x = torch.randn(tokens, CONV_DIM, dtype=torch.bfloat16).t()
     weight = torch.randn(CONV_DIM, WIDTH, dtype=torch.bfloat16)
@@ -230,7 +245,7 @@ def conv_extend_row(tokens: int, rounds: int) -> Row:
 def gating_row(tokens: int, rounds: int) -> Row:
     import torch
 
-    from gdn.backends.cpu.gating import gating
+    gating = operation("gating")
 
     *_, a, b, A_log, dt_bias = recurrent_inputs(tokens, "bfloat16")
 
@@ -253,20 +268,34 @@ def table(quick: bool) -> list[Row]:
     return rows + [gating_row(tokens, many) for tokens in (1, 32, 2048)]
 
 
+def instruction_path() -> str:
+    from gdn.backends.cpu.native.library import library
+
+    return library().path
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="fewer points and rounds")
+    parser.add_argument("--rows", choices=("native", "torch"), default="native", help="which kind of rows")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--json", type=Path, help="write the rows to this file as well")
     arguments = parser.parse_args()
     pin_threads(arguments.threads)
+    os.environ["GDN_CPU_NATIVE"] = "1" if arguments.rows == "native" else "0"
 
     import torch
     import transformers
 
+    from gdn.cpu_facts import read_cpu
+
     with torch.inference_mode():
         rows = table(arguments.quick)
     machine = {
+        "rows": arguments.rows,
+        "path": instruction_path() if arguments.rows == "native" else None,
+        "cpu": read_cpu().model,
+        "date": datetime.date.today().isoformat(),
         "torch": torch.__version__,
         "transformers": transformers.__version__,
         "threads": torch.get_num_threads(),

@@ -90,6 +90,8 @@ def _answer(options: argparse.Namespace) -> int:
     }
     config = _read_config(options.config or DEFAULT_PRESET)
     report = api.explain(config, device=device, **selection, assume_installed=tuple(options.assume_installed))
+    if report.complete and not report.device.hypothetical and not options.assume_installed:
+        report = _bound_report(config, report, device, selection)
     statuses = api.backends()
     results = None
     if options.self_test:
@@ -114,6 +116,17 @@ def _answer(options: argparse.Namespace) -> int:
         return NO_TRIPLE
     asked = any((options.config, options.require, options.prefer, options.exclude))
     return NO_TRIPLE if asked and not report.complete else TRIPLE
+
+
+def _bound_report(config: GdnConfig, report: Any, device: Any, selection: dict[str, Any]) -> Any:
+    """The report once kernels are bound, which says what is in force; `report` where binding fails."""
+    from gdn import api
+
+    try:
+        return api.resolve(config, device=device, **selection).report
+    except Exception as error:  # a broken framework must not keep the listing from the operator
+        print(f"gdn-capabilities: not bound: {type(error).__name__}: {error}", file=sys.stderr)
+        return report
 
 
 def _read_config(text: str) -> GdnConfig:

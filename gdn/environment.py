@@ -35,6 +35,14 @@ VARIABLES: Final = (
     ),
     Variable("GDN_PLUGINS", "Comma-separated distributions whose plugins may load beside the built-in ones.", "all"),
     Variable("GDN_STRICT_PLUGINS", "`1`: a plugin that fails to load raises `gdn.PluginError`.", "0"),
+    Variable("GDN_CPU_NATIVE", "`0`: the cpu backend compiles and loads no native kernels.", "1"),
+    Variable(
+        "GDN_CPU_PATH",
+        "Instructions of its native kernels: `amx`, `avx512_bf16`, `avx512`, `avx2`, `portable`.",
+        "the best that runs",
+    ),
+    Variable("GDN_CPU_CXX", "Its C++ compiler.", "`g++`, `c++` or `clang++`"),
+    Variable("GDN_CPU_FLAGS", "Compiler flags added to its own, such as sanitizers."),
 )
 """Every variable that gdn reads. A new one is added here first; the docs and the unknown-name check follow."""
 

@@ -77,7 +77,8 @@ def log(report: ResolutionReport, *, follower: bool | None = None) -> None:
             continue
         level = loud if loss.code in ("bind_refused", "plugin_broken") else quiet
         given = report.chosen[loss.operation]  # type: ignore[index]
-        logger.log(level, "%s: %s lost to %s: %s [%s]", loss.operation, loss.backend, given, loss.message, loss.code)
+        winner = "a later row of its own" if given == loss.backend else given
+        logger.log(level, "%s: %s lost to %s: %s [%s]", loss.operation, loss.backend, winner, loss.message, loss.code)
 
 
 def _matters(report: ResolutionReport, operation: Any) -> bool:

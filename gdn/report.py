@@ -106,11 +106,17 @@ class ResolutionReport:
         state = f"{self.state.dtype}/{self.state.layout}" if self.state else "none"
         return f"triple {core} packed_decode={packed} state={state} device={self.device} key={self.key}"
 
+    def _serves(self, rejection: Rejection) -> bool:
+        """Whether the backend serves the operation all the same, with a later row."""
+        return dict[str, str | None](self.chosen.items()).get(rejection.operation) == rejection.backend
+
     def __str__(self) -> str:
         lines = [self.summary()]
         others = [op for op in OPERATIONS if op not in CORE_OPERATIONS]
         lines.append("  " + " ".join(f"{op}={self.chosen.get(op) or 'none'}" for op in others))
-        lines += [f"  {r.operation}: {r.backend} not used: {r.message} [{r.code}]" for r in self.lost]
+        for r in self.lost:
+            who = f"{r.backend}'s first choice" if self._serves(r) else r.backend
+            lines.append(f"  {r.operation}: {who} not used: {r.message} [{r.code}]")
         lines += [f"  {f.operation}: preferred {f.preferred}, given {f.given}: {f.message}" for f in self.fallbacks]
         lines += [f"  note: {note}" for note in self.notes]
         return "\n".join(lines)

@@ -74,6 +74,8 @@ class _Candidate:
     """Of every row, the closest first."""
     deciding: int
     """How many of them belong to the closest row."""
+    passed_over: tuple[Reason, ...] = ()
+    """Why rows before `row` were given up although they match: their factories refused."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -246,7 +248,8 @@ def _candidate(
             break
         failures.append(reasons)
     if found is not None:
-        return _Candidate(manifest, place, found, (), 0)
+        refusals = dict.fromkeys(r for reasons in failures for r in reasons if r.code == "bind_refused")
+        return _Candidate(manifest, place, found, (), 0, tuple(refusals))
     if not failures:
         undeclared = Reason("op_not_declared", f"the manifest declares no {ROW_OPERATION[operation]} row")
         failures.append((*by_name, undeclared))
@@ -354,6 +357,7 @@ def _contract_of(state: StateContract, winners: Mapping[Operation, _Candidate]) 
 
 
 def _rejections(pick: _Pick, device: DeviceInfo) -> Iterable[Rejection]:
+    yield from _refused_rows(pick)
     for loser in pick.losers:
         if loser.row is None:
             for reason in loser.reasons:
@@ -375,7 +379,15 @@ def _ranked_after(winner: str, loser: str, pick: _Pick, device: DeviceInfo) -> I
     return (f"ranked after {winner}",)
 
 
+def _refused_rows(pick: _Pick) -> Iterable[Rejection]:
+    """Rows of the winner itself that stood before the one that serves."""
+    if pick.winner:
+        for reason in pick.winner.passed_over:
+            yield Rejection(pick.winner.manifest.name, pick.operation, reason.code, reason.message)
+
+
 def _losses(pick: _Pick) -> Iterable[Rejection]:
+    yield from _refused_rows(pick)
     for loser in pick.losers:
         if loser.row is None and (pick.winner is None or loser.rank < pick.winner.rank):
             for reason in loser.reasons[: loser.deciding]:

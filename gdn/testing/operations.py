@@ -13,6 +13,7 @@ from gdn.capabilities import BackendManifest
 from gdn.capabilities import CapabilityRow
 from gdn.config import GdnConfig
 from gdn.device import DeviceInfo
+from gdn.errors import BackendRefused
 from gdn.errors import UnknownBackendError
 from gdn.installed import installed_version
 from gdn.matching import match
@@ -103,13 +104,24 @@ def fit(
 def bound_operation(
     backend: str, operation: Operation, config: GdnConfig, device: DeviceInfo
 ) -> Callable[..., Any] | None:
-    """The backend's function for `config`, or None where no row takes it."""
+    """The backend's function for `config`, from the first row that takes it and doesn't refuse to bind, or None.
+
+    Raises:
+        BackendRefused: rows take the config and all of them refuse; this is the last one's refusal.
+    """
+    refusal: BackendRefused | None = None
     for row, state in rows_serving(backend, operation, config, device):
         factory = factory_of(row, operation)
         assert factory is not None
         module, _, name = factory.partition(":")
-        function: Callable[..., Any] = getattr(import_module(module), name)(
-            BindContext(operation, config, device, state, row)
-        )
+        try:
+            function: Callable[..., Any] = getattr(import_module(module), name)(
+                BindContext(operation, config, device, state, row)
+            )
+        except BackendRefused as error:
+            refusal = error
+            continue
         return function
+    if refusal is not None:
+        raise refusal
     return None

@@ -43,8 +43,10 @@ def any_case(draw: Any, operation: Operation, dims: tuple[int, ...] = (32, 48, 6
     lengths = tuple(draw(st.lists(st.integers(0, 140 if long else 7), max_size=5)))
     count = len(lengths)
     pool = draw(st.integers(1, count + 3))
+    pool_slots = pool + (count if operation == "extend" else 0)
     real = draw(st.permutations(range(pool)))[:count]
-    slots = tuple(draw(st.sampled_from((slot, slot, slot, -1, pool))) for slot in [*real, *[-1] * (count - len(real))])
+    rows = [*real, *[-1] * (count - len(real))]
+    slots = tuple(draw(st.sampled_from((slot, slot, slot, -1, pool_slots))) for slot in rows)
     key_heads = draw(st.integers(1, 2))
     ring = draw(st.integers(1, 5))
     snapshots = tuple(draw(st.integers(-1, -(-length // 64))) for length in lengths)
@@ -55,7 +57,7 @@ def any_case(draw: Any, operation: Operation, dims: tuple[int, ...] = (32, 48, 6
         ),
         lengths=lengths,
         slots=slots,
-        pool_slots=pool + (count if operation == "extend" else 0),
+        pool_slots=pool_slots,
         index=draw(st.sampled_from(("int32", "int64"))),
         views=draw(st.booleans()),
         slot_gap=draw(st.sampled_from((0, 24))),

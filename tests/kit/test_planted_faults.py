@@ -19,6 +19,12 @@ from gdn.testing.situations import SITUATIONS
 CPU = gdn.DeviceInfo.parse("cpu")
 
 
+@pytest.fixture(autouse=True)
+def _without_native_kernels(monkeypatch):
+    """Faults are planted in Python."""
+    monkeypatch.setenv("GDN_CPU_NATIVE", "0")
+
+
 def failures(operation, wrap=lambda function: function, **dtypes):
     """Names of the situations in which the operation is found wrong."""
     found = []
