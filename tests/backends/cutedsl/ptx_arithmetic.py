@@ -205,7 +205,7 @@ def matrix_product(parts: list[str], a, b, c) -> list[np.ndarray]:
     left, right = np.zeros((warps, 16, depth)), np.zeros((warps, depth, 8))
     total = np.zeros((warps, 16, 8))
     if depth == 16:
-        kind = parts[6]
+        kind = parts[7]
         for register, bits in enumerate(a):
             row, first = group + 8 * (register % 2), 2 * quad + 8 * (register // 2)
             for half in (0, 1):

@@ -17,6 +17,7 @@ import emulated
 
 from gdn.backends.cutedsl import compiled
 from gdn.backends.cutedsl import decode
+from gdn.backends.cutedsl import verify
 from gdn.testing.calls import build_call
 from gdn.testing.compare import assert_matches
 from gdn.testing.situations import SITUATIONS
@@ -24,13 +25,19 @@ from gdn.testing.situations import SITUATIONS
 pytestmark = pytest.mark.cross_compile
 
 CONTEXT = SimpleNamespace(config=SimpleNamespace(deterministic=False), device=SimpleNamespace(sm=90))
-FACTORIES = {"decode": decode.factory, "packed_decode": decode.packed_factory}
+FACTORIES = {
+    "decode": decode.factory,
+    "packed_decode": decode.packed_factory,
+    "verify": verify.factory,
+    "tree_verify": verify.factory,
+}
 PAIRS = (("bfloat16", "bfloat16"), ("bfloat16", "float32"), ("float16", "float16"))
 POINTS = [
     pytest.param(operation, case.but(activation=activation, state=state), id=f"{operation}-{case.name}-{activation}-{state}")
     for operation in FACTORIES
     for case in SITUATIONS[operation]
     for activation, state in PAIRS
+    if "verify" not in operation or case.drafts <= verify.MOST_DRAFTS
 ]
 
 
