@@ -30,6 +30,9 @@ VARIABLES: Final = (
     Variable("GDN_BACKEND_EXTEND", "The same for extend alone."),
     Variable("GDN_BACKEND_VERIFY", "The same for verify alone."),
     Variable("GDN_DISABLE_BACKENDS", "Comma-separated backends that must not be used; beats everything else."),
+    Variable(
+        "GDN_CACHE_DIR", "Folder in which backends keep compiled kernels; `off`: nowhere.", "the user's cache folder"
+    ),
     Variable("GDN_PLUGINS", "Comma-separated distributions whose plugins may load beside the built-in ones.", "all"),
     Variable("GDN_STRICT_PLUGINS", "`1`: a plugin that fails to load raises `gdn.PluginError`.", "0"),
 )

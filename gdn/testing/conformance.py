@@ -34,6 +34,7 @@ from gdn.testing.compare import assert_matches
 from gdn.testing.field_cases import FieldCases
 from gdn.testing.graphs import GraphCapture
 from gdn.testing.operations import manifest_of
+from gdn.testing.operations import serving_config
 from gdn.testing.refusals import broken_calls
 from gdn.testing.situations import SITUATIONS
 from gdn.testing.strategies import any_config
@@ -84,7 +85,7 @@ class BackendConformance(FieldCases, Algebra, GraphCapture):
     @classmethod
     def serves(cls, operation: Operation, case: Case) -> bool:
         checkpoints = case.chunk_states or case.snapshots is not None
-        return cls.bind(operation, case.config(state_checkpoints=checkpoints)) is not None
+        return cls.bind(operation, serving_config(operation, case, state_checkpoints=checkpoints)) is not None
 
     def test_matches_the_reference(self, operation: Operation, situation: Case) -> None:
         function = self.op(operation, situation.config())

@@ -16,6 +16,7 @@ from gdn.errors import UnknownBackendError
 from gdn.installed import installed_version
 from gdn.matching import match
 from gdn.registry import get_registry
+from gdn.testing.case import Case
 from gdn.types import OPERATIONS
 from gdn.types import ROW_OPERATION
 from gdn.types import Operation
@@ -49,6 +50,12 @@ def factory_of(row: CapabilityRow, operation: Operation) -> str | None:
             return row.tree_factory
         case _:
             return row.factory
+
+
+def serving_config(operation: Operation, case: Case, **changes: Any) -> GdnConfig:
+    """What a server would ask with, to make a call like `case`."""
+    drafts = case.drafts if operation in ("verify", "tree_verify") else 0
+    return case.config(max_draft_tokens=drafts, **changes)
 
 
 def rows_serving(

@@ -160,13 +160,14 @@ def compare_operation(backend: str, operation: Operation, config: GdnConfig, dev
     from gdn.testing.calls import build_call
     from gdn.testing.compare import compare
     from gdn.testing.operations import bound_operation
+    from gdn.testing.operations import serving_config
     from gdn.testing.situations import SITUATIONS
 
     state = "float32" if config.state_dtype == "auto" else config.state_dtype
     worst, detail, passed = (0.0, 0.0, -1.0), "", True
     for seed, plain in enumerate(SITUATIONS[operation]):
         case = plain.but(activation=config.activation_dtype, state=state)
-        function = bound_operation(backend, operation, case.config(), device)
+        function = bound_operation(backend, operation, serving_config(operation, case), device)
         if function is None:
             continue
         for difference in compare(function, build_call(operation, case, seed=seed, device=device.torch_device)):
