@@ -10,7 +10,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import cuda.bindings.driver as cuda
-import cutlass
 import cutlass.cute as cute
 from cutlass import Float32
 from cutlass import Int32

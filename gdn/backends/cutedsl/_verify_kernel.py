@@ -7,8 +7,8 @@ one since S, the updates d of all drafts solve the unit triangular system (WY fo
     o_i = e_i S q_i + sum_{j <= i} E_ij (q_i . k_j) d_j
 
 so that outputs need no state but S, and the state after draft i is e_i S + sum_j E_ij d_j k_j^T. Decays are products
-of the gates' exponentials: nothing is divided, so a decay to zero is exact. Keys and queries meet the state as they were
-given, on tensor cores, where 16-bit numbers lose nothing; their norms are factors of the results.
+of the gates' exponentials: nothing is divided, so a decay to zero is exact. Keys and queries meet the state as they
+were given, on tensor cores, where 16-bit numbers lose nothing; their norms are factors of the results.
 
 A block holds some rows of one head's state. What all its rows need (norms, the products of keys and queries, decays) is
 found once, while the rows are on their way; then one thread solves one row.

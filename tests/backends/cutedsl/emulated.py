@@ -5,18 +5,21 @@ from __future__ import annotations
 import ctypes
 import functools
 import struct
+from typing import TYPE_CHECKING
 from typing import Any
 
 import cutlass.cute as cute
 import numpy as np
-import torch
-from ptx_machine import Machine
-from ptx_machine import Region
-from ptx_program import Program
-from ptx_program import parse
 
 from gdn.backends.cutedsl.compiled import Argument
 from gdn.backends.cutedsl.compiled import compile_kernel
+from tests.backends.cutedsl.ptx_machine import Machine
+from tests.backends.cutedsl.ptx_machine import Region
+from tests.backends.cutedsl.ptx_program import Program
+from tests.backends.cutedsl.ptx_program import parse
+
+if TYPE_CHECKING:
+    import torch
 
 INDICES = 8
 """Place of cache_indices among a kernel's tensors."""

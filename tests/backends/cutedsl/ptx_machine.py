@@ -11,9 +11,10 @@ from dataclasses import dataclass
 
 import numpy as np
 import pytest
-import ptx_arithmetic as arithmetic
-from ptx_program import Instruction
-from ptx_program import Program
+
+from tests.backends.cutedsl import ptx_arithmetic as arithmetic
+from tests.backends.cutedsl.ptx_program import Instruction
+from tests.backends.cutedsl.ptx_program import Program
 
 WARP = 32
 _SHARED_BASE = 1 << 24
@@ -199,7 +200,8 @@ class Machine:
             mine = owners == owner
             region = self.regions[max(int(owner), 0)]
             offsets = addresses[mine] - region.begin
-            assert owner >= 0 and (offsets + size <= region.data.size).all(), "access outside every tensor"
+            inside = owner >= 0 and bool((offsets + size <= region.data.size).all())
+            assert inside, "access outside every tensor"
             if written is None:
                 result[mine] = region.data[offsets[:, None] + columns]
             else:
