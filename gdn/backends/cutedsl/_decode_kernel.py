@@ -10,6 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import cuda.bindings.driver as cuda
+import cutlass
 import cutlass.cute as cute
 from cutlass import Float32
 from cutlass import Int32
@@ -158,16 +159,19 @@ class DecodeKernel:
                 k_base = k.iterator + (token * k.stride[1] + key_head * k.stride[2])
                 v_base, v_dim = v.iterator + (token * v.stride[1] + head * v.stride[2]), v.stride[3]
                 q_dim, k_dim = q.stride[3], k.stride[3]
-            query = cute.make_rmem_tensor(cute.make_layout((self.vector, self.pieces)), Float32)
-            key = cute.make_rmem_tensor(cute.make_layout((self.vector, self.pieces)), Float32)
-            self._load_columns(query, q_base, q_dim, place_in_group)
-            self._load_columns(key, k_base, k_dim, place_in_group)
-            own_value = Float32(0.0)
-            if owns:
-                own_value = (v_base + own_row * v_dim).load().to(Float32)
-            alpha = decay_of(a[token, head], A_log[head], dt_bias[head])
-            beta = strength_of(b[token, head])
+            # All loads are under way before any is waited for.
+            layout = cute.make_layout((self.vector, self.pieces))
+            raw_query, raw_key = (cute.make_rmem_tensor(layout, q.element_type) for _ in (0, 1))
+            self._read_columns(raw_query, raw_key, q_base, q_dim, k_base, k_dim, place_in_group)
+            own_value = (v_base + cutlass.min(own_row, self.V - 1) * v_dim).load()
+            gate, strength = a[token, head], b[token, head]
+            rate, bias = A_log[head], dt_bias[head]
 
+            query, key = (cute.make_rmem_tensor(layout, Float32) for _ in (0, 1))
+            query.store(raw_query.load().to(Float32))
+            key.store(raw_key.load().to(Float32))
+            own_value = own_value.to(Float32)
+            alpha, beta = decay_of(gate, rate, bias), strength_of(strength)
             k_square, q_square, product = Float32(0.0), Float32(0.0), Float32(0.0)
             for i in range_constexpr(self.vector * self.pieces):
                 k_square += key[i] * key[i]
@@ -222,23 +226,27 @@ class DecodeKernel:
         return cute.arch.warp_reduction_sum(value, threads_in_group=self.lanes)
 
     @cute.jit
-    def _load_columns(self, columns: cute.Tensor, base: cute.Pointer, stride: Int64, place_in_group: Int32):
-        """This lane's columns of one row, in fp32."""
-        nbytes = self.vector * base.dtype.width // 8
+    def _read_columns(
+        self, query: cute.Tensor, key: cute.Tensor, q_base: cute.Pointer, q_dim: Int64, k_base: cute.Pointer,
+        k_dim: Int64, place_in_group: Int32,
+    ):  # fmt: skip
+        """This lane's columns of the query and the key."""
+        nbytes = self.vector * q_base.dtype.width // 8
         if const_expr(self.unit):
-            if aligned_to(base, nbytes):
-                aligned = with_alignment(base, nbytes)
+            if aligned_to(q_base, nbytes) and aligned_to(k_base, nbytes):
                 for piece in range_constexpr(self.pieces):
                     first = (piece * self.lanes + place_in_group) * self.vector
-                    columns[None, piece].store(vector_at(aligned, first, self.vector).load().to(Float32))
+                    query[None, piece].store(vector_at(with_alignment(q_base, nbytes), first, self.vector).load())
+                    key[None, piece].store(vector_at(with_alignment(k_base, nbytes), first, self.vector).load())
             else:
-                self._load_each(columns, base, stride, place_in_group)
+                self._read_each(query, q_base, q_dim, place_in_group)
+                self._read_each(key, k_base, k_dim, place_in_group)
         else:
-            self._load_each(columns, base, stride, place_in_group)
+            self._read_each(query, q_base, q_dim, place_in_group)
+            self._read_each(key, k_base, k_dim, place_in_group)
 
-    @cute.jit
-    def _load_each(self, columns: cute.Tensor, base: cute.Pointer, stride: Int64, place_in_group: Int32):
-        for piece in range_constexpr(self.pieces):
-            for i in range_constexpr(self.vector):
+    def _read_each(self, columns, base, stride, place_in_group):
+        for piece in range(self.pieces):
+            for i in range(self.vector):
                 column = (piece * self.lanes + place_in_group) * self.vector + i
-                columns[i, piece] = (base + column * stride).load().to(Float32)
+                columns[i, piece] = (base + column * stride).load()

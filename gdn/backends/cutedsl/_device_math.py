@@ -44,7 +44,12 @@ def inverse_norm(sum_of_squares):
 
 
 def _where(condition, yes, no):
-    return cutlass.select_(condition, yes, no)
+    return Float32(cutlass.select_(condition, yes, no))
+
+
+def number_if(condition, number):
+    """The number in fp32, or 0."""
+    return _where(condition, number.to(Float32), Float32(0.0))
 
 
 def log1p_of_exp(x):

@@ -32,6 +32,7 @@ from gdn.backends.cutedsl._device_math import VECTOR_BYTES
 from gdn.backends.cutedsl._device_math import WARP
 from gdn.backends.cutedsl._device_math import decay_of
 from gdn.backends.cutedsl._device_math import inverse_norm
+from gdn.backends.cutedsl._device_math import number_if
 from gdn.backends.cutedsl._device_math import strength_of
 from gdn.backends.cutedsl._device_math import vector_at
 from gdn.backends.cutedsl._mma import add_product
@@ -175,32 +176,32 @@ class VerifyKernel:
             warp_row = first_row + warp * (self.tiles * TILE)
             self._load_state(stored, state, warp_row, lane)
 
+            # All loads are under way before any is waited for, and no branch is around one: what lies beyond the last
+            # draft reads that one again.
             key_head = head // (self.HV // self.HK)
             q_base = q.iterator + (first * q.stride[1] + key_head * q.stride[2])
             k_base = k.iterator + (first * k.stride[1] + key_head * k.stride[2])
-            self._load_words(
-                words, norms, q_base, q.stride[1], q.stride[3], k_base, k.stride[1], k.stride[3], length, scale, warp,
-                lane,
-            )  # fmt: skip
+            strides = (q.stride[1], q.stride[3], k.stride[1], k.stride[3])
+            vectors = self._read_vectors(q_base, k_base, strides, length, warp, lane)
+            token = first + cutlass.min(thread, length - 1)
+            gate, strength = a[token, head], b[token, head]
+            rate, bias = A_log[head], dt_bias[head]
+            v_row = cutlass.min(row, self.V - 1)
+            v_base = v.iterator + (first * v.stride[1] + head * v.stride[2] + v_row * v.stride[3])
+            values = cute.make_rmem_tensor(self.steps, v.element_type)
+            for i in range_constexpr(self.steps):
+                values[i] = (v_base + cutlass.min(Int32(i), length - 1) * v.stride[1]).load()
+
+            self._keep_vectors(words, norms, vectors, length, scale, warp, lane)
             if thread < D:
-                gates[thread, 0] = Float32(0.0)
-                gates[thread, 1] = Float32(0.0)
-                if thread < length:
-                    gates[thread, 0] = decay_of(a[first + thread, head], A_log[head], dt_bias[head])
-                    gates[thread, 1] = strength_of(b[first + thread, head])
+                gates[thread, 0] = number_if(thread < length, decay_of(gate, rate, bias))
+                gates[thread, 1] = number_if(thread < length, strength_of(strength))
                 if const_expr(self.tree):
                     links[thread] = Int32(0)
                     if thread < length:
                         named = Int64(parents[request, thread])
                         if named >= 0 and named < thread:
                             links[thread] = Int32(named)
-            values = cute.make_rmem_tensor(D, Float32)
-            values.fill(0.0)
-            v_base = v.iterator + (first * v.stride[1] + head * v.stride[2] + row * v.stride[3])
-            if row < self.V:
-                for i in range_constexpr(self.steps):
-                    if i < length:
-                        values[i] = (v_base + i * v.stride[1]).load().to(Float32)
             cute.arch.sync_threads()
 
             self._find_gram(gram, words, warp, lane)
@@ -271,33 +272,44 @@ class VerifyKernel:
         """Where in a head's state this lane's elements of one access begin."""
         return (tile_row + half * 8 + lane // 4) * self.K + (chunk * 4 + lane % 4) * self.vector
 
+    def _read_vectors(self, q_base, k_base, strides, length, warp, lane):
+        """This lane's elements of the keys, then of the queries; a warp takes a vector at a time."""
+        D = self.drafts
+        q_token, q_dim, k_token, k_dim = strides
+        turns, share = -(-2 * D // self.warps), self.K // WARP
+        vectors = cute.make_rmem_tensor(cute.make_layout((share, turns)), k_base.dtype)
+        for turn in range(turns):
+            vector = cutlass.min(turn * self.warps + warp, 2 * D - 1)
+            is_key = vector < D
+            base = cutlass.select_(is_key, k_base.toint(), q_base.toint())
+            token = cutlass.select_(is_key, k_token, q_token)
+            dim = cutlass.select_(is_key, k_dim, q_dim)
+            draft = cutlass.min(vector % D, length - 1)
+            source = cute.make_ptr(k_base.dtype, base, cute.AddressSpace.gmem) + (draft * token + lane * dim)
+            for i in range(share):
+                vectors[i, turn] = (source + i * WARP * dim).load()
+        return vectors
+
     @cute.jit
-    def _load_words(
-        self, words: cute.Tensor, norms: cute.Tensor, q_base: cute.Pointer, q_token: Int64, q_dim: Int64,
-        k_base: cute.Pointer, k_token: Int64, k_dim: Int64, length: Int32, scale: Float32, warp: Int32, lane: Int32,
+    def _keep_vectors(
+        self, words: cute.Tensor, norms: cute.Tensor, vectors: cute.Tensor, length: Int32, scale: Float32, warp: Int32,
+        lane: Int32,
     ):  # fmt: skip
-        """Keys, then queries, and the factors that make them unit vectors. A warp takes a vector at a time."""
+        """Keys, then queries, to shared memory, with the factors that make them unit vectors."""
         D = self.drafts
         for turn in range_constexpr(-(-2 * D // self.warps)):
             vector = turn * self.warps + warp
             if vector < 2 * D:
-                draft = vector % D
-                is_key = vector < D
-                base = cutlass.select_(is_key, k_base.toint(), q_base.toint())
-                token = cutlass.select_(is_key, k_token, q_token)
-                dim = cutlass.select_(is_key, k_dim, q_dim)
-                source = cute.make_ptr(k_base.dtype, base, cute.AddressSpace.gmem) + draft * token
                 total = Float32(0.0)
                 for i in range_constexpr(self.K // WARP):
-                    column = i * WARP + lane
-                    number = Float32(0.0)
-                    if draft < length:
-                        number = (source + column * dim).load().to(Float32)
+                    number = number_if(vector % D < length, vectors[i, turn])
                     total += number * number
-                    words[vector * self.pitch + column] = number.to(words.element_type)
+                    words[vector * self.pitch + i * WARP + lane] = number.to(words.element_type)
                 norm = inverse_norm(cute.arch.warp_reduction_sum(total))
+                if vector >= D:
+                    norm = norm * scale
                 if lane == 0:
-                    norms[vector] = cutlass.select_(is_key, norm, norm * scale)
+                    norms[vector] = norm
 
     @cute.jit
     def _find_gram(self, gram: cute.Tensor, words: cute.Tensor, warp: Int32, lane: Int32):
@@ -385,7 +397,8 @@ class VerifyKernel:
             for j in range_constexpr(i):
                 pull += coupling[i * D + j] * update[j]
                 push += attention[i * D + j] * update[j]
-            update[i] = gates[i, 1] * values[i] - factors[i, 0] * mine[i] - pull
+            value = number_if(i < length, values[i])
+            update[i] = gates[i, 1] * value - factors[i, 0] * mine[i] - pull
             output = factors[i, 1] * mine[D + i] + push + attention[i * D + i] * update[i]
             if i < length:
                 (target + i * (self.HV * self.V)).store(output.to(target.dtype))
