@@ -4,6 +4,7 @@ PYTHON ?= python3
 # between versions.
 TORCH ?= torch==2.13.0
 TRITON ?= triton==3.6.0
+CUTEDSL ?= nvidia-cutlass-dsl==4.8.1 apache-tvm-ffi
 PIN_THREADS := OMP_PROC_BIND=true OMP_PLACES="{0},{1}"
 
 VENV := .venv
@@ -11,13 +12,13 @@ BIN := $(VENV)/bin
 LEAN := .venv-lean
 LEAN_BIN := $(LEAN)/bin
 
-.PHONY: run test lint unit numerics kernels docs wheel regenerate clean
+.PHONY: run test lint unit numerics kernels cutedsl docs wheel regenerate clean
 
 run: $(VENV)/ready
 	$(BIN)/gdn-capabilities --config qwen3-next-80b-a3b
 	$(PIN_THREADS) $(BIN)/python examples/generate.py
 
-test: lint unit numerics kernels docs wheel
+test: lint unit numerics kernels cutedsl docs wheel
 
 $(VENV)/ready: pyproject.toml
 	$(PYTHON) -m venv $(VENV)
@@ -28,6 +29,10 @@ $(VENV)/ready: pyproject.toml
 
 $(VENV)/triton: $(VENV)/ready
 	$(BIN)/python -c "import triton" 2>/dev/null || $(BIN)/pip install --quiet "$(TRITON)"
+	touch $@
+
+$(VENV)/cutedsl: $(VENV)/ready
+	$(BIN)/pip install --quiet $(CUTEDSL)
 	touch $@
 
 $(LEAN)/ready: pyproject.toml
@@ -51,6 +56,10 @@ numerics: $(VENV)/ready
 kernels: $(VENV)/triton
 	TRITON_INTERPRET=1 OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n 2 tests/backends/triton -m interpret
 	$(BIN)/python -m pytest -q -n 2 tests/backends/triton -m "cross_compile and not slow"
+
+# Compiles for each architecture, and runs what was compiled in an interpreter of PTX.
+cutedsl: $(VENV)/cutedsl
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n 2 tests/backends/cutedsl -m "cross_compile and not slow"
 
 docs: $(VENV)/ready
 	$(BIN)/python tools/generate_docs.py --check

@@ -40,6 +40,8 @@ CUTE_DTYPES = {
 _SYMBOL = "gdn_kernel"
 _lock = threading.RLock()
 _functions: dict[Hashable, Callable[..., None]] = {}
+_owners: list[Any] = []
+"""What holds the code of the functions."""
 
 
 class Argument(NamedTuple):
@@ -108,7 +110,10 @@ def _compiled(key: tuple[Any, tuple[Argument, ...], str]) -> Callable[..., None]
                 os.replace(f"{folder}/kernel.o", file)
         except Exception as error:
             logger.warning("compiled kernel is not kept in %s: %s", file.parent, error)
-    function: Callable[..., None] = compiled._tvm_ffi_function
+    function: Callable[..., None] | None = compiled._tvm_ffi_function
+    if function is None:
+        raise RuntimeError(f"a process of the CuTe DSL runs one architecture, and this one's is not {key[2]}")
+    _owners.append(compiled)
     return function
 
 
@@ -122,6 +127,7 @@ def _from_disk(key: Hashable) -> Callable[..., None] | None:
     except Exception as error:
         logger.warning("compiled kernel %s can't be loaded, so it is compiled anew: %s", file, error)
         return None
+    _owners.append(module)
     return function
 
 

@@ -39,8 +39,13 @@ def compiled_variants(config, architecture, monkeypatch):
 
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
-@pytest.mark.parametrize("state", ["float32", "bfloat16"])
-@pytest.mark.parametrize("tree", [False, True])
+@pytest.mark.parametrize(
+    ("state", "tree"),
+    [
+        ("float32", True),
+        *(pytest.param(*point, marks=pytest.mark.slow) for point in (("float32", False), ("bfloat16", True))),
+    ],
+)
 def test_all_variants_of_a_server(architecture, state, tree, monkeypatch):
     config = QWEN.model_copy(update={"state_dtype": state, "max_draft_tokens": 4, "tree_drafts": tree})
     found = compiled_variants(config, architecture, monkeypatch)

@@ -83,6 +83,7 @@ DIMS = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("operation", "case"), list(points(DIMS, PAIRS[:2])))
 @pytest.mark.parametrize("large_batch", [False, True])
 def test_dims(operation, case, large_batch):
