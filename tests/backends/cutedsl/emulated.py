@@ -5,11 +5,13 @@ from __future__ import annotations
 import ctypes
 import functools
 import struct
+import tempfile
 from typing import TYPE_CHECKING
 from typing import Any
 
 import cutlass.cute as cute
 import numpy as np
+from cutlass.base_dsl.compiler import DumpDir
 
 from gdn.backends.cutedsl.compiled import Argument
 from gdn.backends.cutedsl.compiled import compile_kernel
@@ -46,9 +48,17 @@ def function_of(kernel: Any, arguments: tuple[Argument, ...], architecture: str)
     return function
 
 
+def ptx_of(kernel: Any, arguments: tuple[Argument, ...], architecture: str) -> str:
+    """What the kernel is compiled to."""
+    with tempfile.TemporaryDirectory() as folder:
+        kept = cute.KeepPTX(True), DumpDir(folder)
+        text: str = compile_kernel(kernel, arguments, architecture, *kept).__ptx__
+    return text
+
+
 @functools.cache
 def _program(kernel: Any, arguments: tuple[Argument, ...], architecture: str) -> Program:
-    return parse(compile_kernel(kernel, arguments, architecture, cute.KeepPTX(True)).__ptx__)
+    return parse(ptx_of(kernel, arguments, architecture))
 
 
 def _check(tensor: torch.Tensor, argument: Argument) -> None:

@@ -7,14 +7,13 @@ import pytest
 pytest.importorskip("cutlass", reason="needs nvidia-cutlass-dsl")
 pytest.importorskip("tvm_ffi", reason="needs apache-tvm-ffi")
 
-import cutlass.cute as cute
-
 from gdn.backends.cutedsl import MANIFEST
 from gdn.backends.cutedsl import compiled
 from gdn.backends.cutedsl import warmup
 from gdn.backends.cutedsl.compiled import architecture_of
 from gdn.config import GdnConfig
 from gdn.device import DeviceInfo
+from tests.backends.cutedsl.emulated import ptx_of
 
 pytestmark = pytest.mark.cross_compile
 
@@ -30,7 +29,7 @@ def compiled_variants(config, architecture, monkeypatch):
     def function_of(kernel, arguments, target):
         key = (kernel, arguments)
         if key not in found:
-            found[key] = compiled.compile_kernel(kernel, arguments, target, cute.KeepPTX(True)).__ptx__
+            found[key] = ptx_of(kernel, arguments, target)
         return found[key]
 
     monkeypatch.setattr(compiled, "function_of", function_of)
