@@ -63,11 +63,14 @@ class Bench:
         slots = max(POOL_BYTES // (self.HV * K * V * dtype.itemsize), batch)
         return torch.randn(slots, self.HV, V, K, device="cuda", dtype=dtype)
 
-    def flashinfer(self, operation: str, dtype: torch.dtype) -> Callable[..., Any] | None:
-        """This project's adapter of FlashInfer's function, to be compared with the direct call; None where absent."""
+    def bound(self, backend: str, operation: str, dtype: torch.dtype) -> Callable[..., Any] | None:
+        """Another backend's function of this project; None where it doesn't serve this."""
         name = str(dtype).removeprefix("torch.")
         heads = {"num_k_heads": self.HK, "num_v_heads": self.HV, "head_k_dim": K, "head_v_dim": V}
-        return bound_operation("flashinfer", operation, GdnConfig(**heads, state_dtype=name), self.context.device)
+        drafts = {"max_draft_tokens": 16} if "verify" in operation else {}
+        tree = {"tree_drafts": True} if operation == "tree_verify" else {}
+        config = GdnConfig(**heads, **drafts, **tree, state_dtype=name)
+        return bound_operation(backend, operation, config, self.context.device)
 
     def state_bytes(self, dtype: torch.dtype) -> int:
         return self.HV * K * V * dtype.itemsize
@@ -80,11 +83,16 @@ def decode_points(bench: Bench, batches: tuple[int, ...]) -> Iterator[dict[str, 
             mixed, a, b = bench.mixed(batch)
             q, k, v = bench.heads(mixed)
             sets = slot_sets(batch, pool.shape[0] - 1)  # FlashInfer's decode of bf16 pools takes the last as scratch
-            ours, adapter = decode.packed_factory(bench.context), bench.flashinfer("decode", dtype)
+            ours, adapter = decode.packed_factory(bench.context), bench.bound("flashinfer", "decode", dtype)
+            cutedsl = bench.bound("cutedsl", "packed_decode", dtype)
             gates = {"A_log": bench.A_log, "dt_bias": bench.dt_bias}
             contiguous = [x.contiguous() for x in (q, k, v)]
             calls = {
                 "gdn": [lambda s=s: ours(mixed, a, b, **gates, ssm_states=pool, cache_indices=s) for s in sets],
+                "gdn-cutedsl": [
+                    cutedsl and (lambda s=s: cutedsl(mixed, a, b, **gates, ssm_states=pool, cache_indices=s))
+                    for s in sets
+                ],
                 "sglang": [
                     peers.sglang_packed_decode(
                         mixed, a, b, bench.A_log, bench.dt_bias, pool, lambda s=s: s, K**-0.5
@@ -139,7 +147,8 @@ def verify_calls(bench: Bench, pool: torch.Tensor, point: Drafts) -> dict[str, C
     rows = torch.arange(batch, device="cuda", dtype=torch.int32)
     binary = ((torch.arange(drafts, device="cuda") - 1) // 2).clamp_min(0).repeat(batch, 1)
     parents = binary if point.tree else None
-    ours, adapter = verify.factory(bench.context), bench.flashinfer("verify", pool.dtype)
+    ours, operation = verify.factory(bench.context), "tree_verify" if point.tree else "verify"
+    adapter, cutedsl = bench.bound("flashinfer", operation, pool.dtype), bench.bound("cutedsl", operation, pool.dtype)
     pairs = [(s, buffers[i % most]) for i, s in enumerate(slot_sets(batch, pool.shape[0], 8))]
     shared = {"query_start_loc": offsets, "intermediate_state_indices": rows, "cache_steps": drafts}
 
@@ -155,7 +164,7 @@ def verify_calls(bench: Bench, pool: torch.Tensor, point: Drafts) -> dict[str, C
             for s, to in pairs
         ]  # fmt: skip
 
-    calls = {"gdn": through(ours)}
+    calls = {"gdn": through(ours), "gdn-cutedsl": through(cutedsl)}
     if point.tree:
         return calls
     inputs = (bench.A_log, bench.dt_bias, q, k, v, a, b, pool)
@@ -202,7 +211,8 @@ def replay_points(bench: Bench, batches: tuple[int, ...]) -> Iterator[dict[str, 
 
 
 def extend_points(bench: Bench, shapes: tuple[tuple[int, int], ...]) -> Iterator[dict[str, Any]]:
-    ours, adapter = extend.factory(bench.context), bench.flashinfer("extend", torch.float32)
+    ours, adapter = extend.factory(bench.context), bench.bound("flashinfer", "extend", torch.float32)
+    cutedsl = bench.bound("cutedsl", "extend", torch.float32)
     for sequences, length in shapes:
         tokens = sequences * length
         mixed, _, _ = bench.mixed(tokens)
@@ -226,11 +236,24 @@ def extend_points(bench: Bench, shapes: tuple[tuple[int, int], ...]) -> Iterator
             "flashinfer-auto": [
                 peers.flashinfer_extend(q, k, v, g, beta, pool, lambda s=s: s, offsets, length) for s in sets
             ],
-            "gdn-flashinfer": [
-                adapter
-                and (lambda s=s: adapter(q, k, v, g, beta, ssm_states=pool, cache_indices=s, query_start_loc=offsets))
+            "flashinfer-prepared": [
+                peers.flashinfer_extend(
+                    q, k, v, g, beta, pool, lambda s=s: s, offsets, length, use_cp=False, prepared=True
+                )
                 for s in sets
             ],
+            **{
+                f"gdn-{name}": [
+                    function
+                    and (
+                        lambda s=s, function=function: function(
+                            q, k, v, g, beta, ssm_states=pool, cache_indices=s, query_start_loc=offsets
+                        )
+                    )
+                    for s in sets
+                ]
+                for name, function in (("flashinfer", adapter), ("cutedsl", cutedsl))
+            },
         }  # fmt: skip
         heads = 2 * bench.HK * K + 2 * bench.HV * V
         bytes_moved = tokens * (heads * 2 + 8 * bench.HV) + 2 * sequences * bench.state_bytes(torch.float32)
@@ -283,6 +306,10 @@ def measured(
     return row
 
 
+BESIDE = ("gdn-cutedsl", "gdn-flashinfer", "flashinfer-prepared")
+"""Shown, no part of the ratio: this project's other backends, and a call with part of its work done before."""
+
+
 def show(row: dict[str, Any]) -> None:
     others = {name: row[name] for name in ("sglang", "fla", "flashinfer", "flashinfer-auto") if row.get(name)}
     best = min(others.values(), default=None)
@@ -291,8 +318,8 @@ def show(row: dict[str, Any]) -> None:
     eager = "  ".join(
         f"{name} {value['host_us']:.0f}/{value['wall_us']:.0f}" for name, value in row.get("eager", {}).items()
     )
-    if row.get("gdn-flashinfer"):
-        text += f"  (through gdn {row['gdn-flashinfer']:.1f})"
+    beside = "  ".join(f"{name} {row[name]:.1f}" for name in BESIDE if row.get(name))
+    text += f"  ({beside})" if beside else ""
     share = f"{100 * row['floor_us'] / row['gdn']:.0f}%" if row["gdn"] else "-"
     print(f"{row['operation']:14}{row['heads']:>6} {row['point']:22} gdn {row['gdn']} us ({share} of floor) | {text} | "
           f"{ratio} | eager {eager}", flush=True)  # fmt: skip

@@ -134,22 +134,29 @@ def flashinfer_verify(A_log, dt_bias, q, k, v, a, b, pool, indices, buffer, step
     )  # fmt: skip
 
 
-def flashinfer_extend(q, k, v, g, beta, pool, indices, offsets, longest, use_cp="auto") -> Call | None:
-    """q and k are normalised before the call that is timed; gates are linear (exp before the call)."""
+def flashinfer_extend(
+    q, k, v, g, beta, pool, indices, offsets, longest, use_cp="auto", prepared=False
+) -> Call | None:  # fmt: skip
+    """By its own passes over raw q and k and log gates; `prepared` does these before the call that is timed."""
     function = _load("flashinfer.gdn_prefill", "chunk_gated_delta_rule")
     if function is None:
         return None
 
-    def unit(x: torch.Tensor) -> torch.Tensor:
-        return (x.float() / (x.float().square().sum(-1, keepdim=True) + 1e-6).sqrt()).to(x.dtype)[0].contiguous()
+    out = torch.empty_like(v[0])
+    shared = {
+        "initial_state": pool, "output_final_state": True, "cu_seqlens": offsets, "output": out, "output_state": pool,
+        "max_seqlen": longest, "use_cp": use_cp, "backend": "flashinfer",
+    }  # fmt: skip
+    if prepared:
+        inputs = _unit(q[0]), _unit(k[0]), v[0].contiguous(), g[0].exp(), beta[0].contiguous()
+        return lambda: function(*inputs, **shared, state_indices=indices())
+    raw = [x[0].contiguous() for x in (q, k, v, g, beta)]
+    domain = {"use_qk_l2norm_in_kernel": True, "gate_domain": "log"}
+    return lambda: function(*raw, **shared, **domain, state_indices=indices())
 
-    query, key, value, decay, strength = unit(q), unit(k), v[0].contiguous(), g[0].exp(), beta[0].contiguous()
-    out = torch.empty_like(value)
-    return lambda: function(
-        query, key, value, decay, strength, initial_state=pool, output_final_state=True, cu_seqlens=offsets,
-        output=out, output_state=pool, state_indices=indices(), max_seqlen=longest, use_cp=use_cp,
-        backend="flashinfer",
-    )  # fmt: skip
+
+def _unit(x: torch.Tensor) -> torch.Tensor:
+    return (x.float() / (x.float().square().sum(-1, keepdim=True) + 1e-6).sqrt()).to(x.dtype).contiguous()
 
 
 def sglang_conv_update(x, conv_state, weight, bias, indices) -> Call | None:

@@ -7,8 +7,8 @@ import sys
 from typing import Any
 
 PEERS = ("sglang", "fla", "flashinfer", "flashinfer-auto")
-ADAPTERS = ("gdn-flashinfer",)
-"""Other libraries' functions through this project: shown, no part of the ratio."""
+BESIDE = ("gdn-cutedsl", "gdn-flashinfer", "flashinfer-prepared")
+"""Shown, no part of the ratio: this project's other backends, and a call with part of its work done before."""
 
 
 def tables(data: dict[str, Any]) -> str:
@@ -16,7 +16,7 @@ def tables(data: dict[str, Any]) -> str:
     lines = [f"{data['device']}, {data['date']}, {versions}. Microseconds; ratio: best other library over gdn.", ""]
     for operation in dict.fromkeys(row["operation"] for row in data["rows"]):
         rows = [row for row in data["rows"] if row["operation"] == operation]
-        peers = [name for name in PEERS + ADAPTERS if any(row.get(name) for row in rows)]
+        peers = [name for name in PEERS + BESIDE if any(row.get(name) for row in rows)]
         heads = (
             "heads",
             "point",

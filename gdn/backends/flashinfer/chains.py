@@ -12,24 +12,17 @@ import torch
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from gdn.backends.flashinfer.staging import Drafts
+
 
 class Chains(NamedTuple):
     """Fresh, contiguous tensors, but for the pool."""
 
-    q: Tensor
-    """`[N, D, HK, K]`, like k."""
-    k: Tensor
-    v: Tensor
-    """`[N, D, HV, V]`."""
-    a: Tensor
-    """`[N, D, HV]`, like b."""
-    b: Tensor
+    drafts: Drafts
     A_log: Tensor
     """`[HV]` fp32, like dt_bias."""
     dt_bias: Tensor
     pool: Tensor
-    slots: Tensor
-    """`[N]` int32, every one inside the pool: what padded requests read is thrown away."""
     scale: float | None
 
 
@@ -41,9 +34,10 @@ def fp32_run(mtp: Callable[..., Any]) -> Run:
     """For fp32 pools."""
 
     def run(chains: Chains, states: Tensor | None) -> Tensor:
-        out = torch.empty_like(chains.v)
+        given = chains.drafts
+        out = torch.empty_like(given.v)
         mtp(
-            chains.q, chains.k, chains.v, chains.pool, chains.slots, chains.A_log, chains.a, chains.dt_bias, chains.b,
+            given.q, given.k, given.v, chains.pool, given.slots, chains.A_log, given.a, chains.dt_bias, given.b,
             scale=chains.scale, output=out, intermediate_states_buffer=states, disable_state_update=True,
             use_qk_l2norm=True,
         )  # fmt: skip
@@ -56,10 +50,11 @@ def half_run(recurrent: Callable[..., Any]) -> Run:
     """For bf16 pools: decode with D > 1."""
 
     def run(chains: Chains, states: Tensor | None) -> Tensor:
-        out = torch.empty_like(chains.v)
+        given = chains.drafts
+        out = torch.empty_like(given.v)
         recurrent(
-            chains.q, chains.k, chains.v, None, chains.A_log, chains.a, chains.dt_bias, chains.b, scale=chains.scale,
-            output=out, use_qk_l2norm=True, initial_state=chains.pool, initial_state_indices=chains.slots,
+            given.q, given.k, given.v, None, chains.A_log, given.a, chains.dt_bias, given.b, scale=chains.scale,
+            output=out, use_qk_l2norm=True, initial_state=chains.pool, initial_state_indices=given.slots,
             intermediate_states_buffer=states, disable_state_update=True, backend="flashinfer",
         )  # fmt: skip
         return out
@@ -72,10 +67,11 @@ def tensor_core_run(hidden: Callable[..., Any]) -> Run:
 
     def run(chains: Chains, states: Tensor | None) -> Tensor:
         assert states is None
-        out = torch.empty_like(chains.v)
+        given = chains.drafts
+        out = torch.empty_like(given.v)
         hidden(
-            chains.A_log, chains.a, chains.dt_bias, q=chains.q, k=chains.k, v=chains.v, b=chains.b,
-            initial_state_source=chains.pool, initial_state_indices=chains.slots, disable_state_update=True,
+            chains.A_log, given.a, chains.dt_bias, q=given.q, k=given.k, v=given.v, b=given.b,
+            initial_state_source=chains.pool, initial_state_indices=given.slots, disable_state_update=True,
             use_qk_l2norm_in_kernel=True, scale=chains.scale, output=out,
         )  # fmt: skip
         return out

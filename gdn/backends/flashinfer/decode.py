@@ -10,18 +10,18 @@ import torch
 
 from gdn.backends.flashinfer import library
 from gdn.backends.flashinfer.accepted import Accepted
+from gdn.backends.flashinfer.launched import check_kernels
 from gdn.backends.flashinfer.layout import check_pool_address
 from gdn.backends.flashinfer.layout import dense
 from gdn.backends.flashinfer.layout import direct
 from gdn.backends.flashinfer.layout import parameter
 from gdn.backends.flashinfer.layout import placed
-from gdn.backends.flashinfer.rows import check_kernels
 from gdn.backends.flashinfer.rows import silence
+from gdn.backends.flashinfer.rows import silence_each
 from gdn.backends.flashinfer.slots import dense_rows
 from gdn.backends.flashinfer.slots import gathered
-from gdn.backends.flashinfer.slots import or_else
-from gdn.backends.flashinfer.slots import or_minus_one
 from gdn.backends.flashinfer.slots import owners
+from gdn.backends.flashinfer.staging import slots_or_else
 from gdn.signature import planned
 from gdn.validation import check_decode
 
@@ -90,14 +90,14 @@ def _step(
 ) -> None:  # fmt: skip
     """One step of every row `[N, 1, ...]`, in place in the pool, into `out [N, 1, HV, V]`; padded rows are zeros."""
     target = dense(out)
-    slots = or_minus_one(indices, usable) if skips_negative else or_else(indices, usable, usable)
+    slots = slots_or_else(indices, usable, -1 if skips_negative else usable)
     recurrent(
         *rows, None, parameters[0], gates[0], parameters[1], gates[1], scale=scale, output=target,
         use_qk_l2norm=True, initial_state=pool, initial_state_indices=slots, disable_state_update=False,
         backend="flashinfer",
     )  # fmt: skip
     if not skips_negative:
-        target.masked_fill_((slots == usable).view(-1, 1, 1, 1), 0)
+        silence_each(target, slots, usable)
     if target is not out:
         out.copy_(target)
 

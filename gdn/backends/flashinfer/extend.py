@@ -12,11 +12,11 @@ from gdn.backends.flashinfer import library
 from gdn.backends.flashinfer.accepted import Accepted
 from gdn.backends.flashinfer.boundaries import Boundaries
 from gdn.backends.flashinfer.context_parallel import USE_CP
+from gdn.backends.flashinfer.launched import check_kernels
 from gdn.backends.flashinfer.layout import check_pool_address
 from gdn.backends.flashinfer.layout import dense
-from gdn.backends.flashinfer.rows import check_kernels
 from gdn.backends.flashinfer.rows import silence
-from gdn.backends.flashinfer.slots import or_minus_one
+from gdn.backends.flashinfer.staging import prefill_inputs
 from gdn.ops import ExtendResult
 from gdn.signature import planned
 from gdn.validation import check_extend
@@ -39,7 +39,9 @@ class Plan(NamedTuple):
 
 
 def factory(context: BindContext) -> Extend:
-    """Gates go in linear: the library's log domain runs the same exp before the same kernel."""
+    """Gates go in linear and keys of length one: the library's log domain and its norm are passes of their own before
+    the same kernel, which one pass of ours replaces.
+    """
     check_kernels()
     prefill = library.function("gdn_prefill:chunk_gated_delta_rule")
     plans = planned(partial(_plan, Accepted.of(context)))
@@ -65,13 +67,13 @@ def factory(context: BindContext) -> Extend:
         )  # fmt: skip
         if plan.nobody:
             return ExtendResult(out.zero_(), None, boundaries.finish(pool))
-        slots = or_minus_one(cache_indices, pool.shape[0])
+        given = prefill_inputs(q[0], k[0], g[0], cache_indices, pool.shape[0])
         target = dense(out[0])
         prefill(
-            dense(q[0]), dense(k[0]), dense(v[0]), dense(g[0].exp()), dense(beta[0]),
+            given.q, given.k, dense(v[0]), given.decay, dense(beta[0]),
             scale=plan.scale if scale is None else scale, initial_state=pool, output_final_state=True,
-            cu_seqlens=dense(query_start_loc), use_qk_l2norm_in_kernel=True, output=target, output_state=pool,
-            use_cp=USE_CP, state_indices=slots, output_state_indices=slots, backend="flashinfer",
+            cu_seqlens=dense(query_start_loc), use_qk_l2norm_in_kernel=False, output=target, output_state=pool,
+            use_cp=USE_CP, state_indices=given.slots, output_state_indices=given.slots, backend="flashinfer",
             **boundaries.arguments,
         )  # fmt: skip
         if scale == 0.0:  # which the library takes for its default

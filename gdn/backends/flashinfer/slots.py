@@ -19,14 +19,6 @@ def inside(indices: Tensor, usable: int) -> Tensor:
     return (indices >= 0) & (indices < usable)
 
 
-def or_minus_one(indices: Tensor, usable: int) -> Tensor:
-    """`[N]` int32, fresh: the slot, or a negative number where there is none."""
-    real = torch.where(indices < usable, indices, -1)
-    if indices.dtype == torch.int32:
-        return real
-    return real.clamp_(min=-1).to(torch.int32)
-
-
 def or_else(indices: Tensor, usable: int, instead: int) -> Tensor:
     """`[N]` int32, fresh: the slot, or `instead` where there is none."""
     return torch.where(inside(indices, usable), indices, instead).to(torch.int32)

@@ -20,16 +20,12 @@ from gdn.backends.flashinfer.chains import Run
 from gdn.backends.flashinfer.chains import fp32_run
 from gdn.backends.flashinfer.chains import half_run
 from gdn.backends.flashinfer.chains import tensor_core_run
+from gdn.backends.flashinfer.launched import check_kernels
 from gdn.backends.flashinfer.layout import check_pool_address
 from gdn.backends.flashinfer.layout import parameter
-from gdn.backends.flashinfer.rows import check_kernels
-from gdn.backends.flashinfer.rows import silence
-from gdn.backends.flashinfer.rows import store
-from gdn.backends.flashinfer.slots import dense_rows
-from gdn.backends.flashinfer.slots import gathered
-from gdn.backends.flashinfer.slots import inside
-from gdn.backends.flashinfer.slots import or_else
-from gdn.backends.flashinfer.slots import owners
+from gdn.backends.flashinfer.rows import spread
+from gdn.backends.flashinfer.rows import store_drafts
+from gdn.backends.flashinfer.staging import drafts
 from gdn.signature import planned
 from gdn.validation import check_verify
 
@@ -91,39 +87,19 @@ def _bound(context: BindContext, with_buffer: Run, without_buffer: Run) -> Verif
             out = torch.empty(v.shape, dtype=v.dtype, device=v.device)
         if plan.nobody:
             return out.zero_()
-        row, own = dense_rows(query_start_loc, plan.steps, v.shape[1])
-        chains = Chains(
-            *(gathered(x[0], row) for x in (q, k, v)), gathered(a, row), gathered(b, row), parameter(A_log),
-            parameter(dt_bias), ssm_states, or_else(cache_indices, plan.usable, 0), scale,
-        )  # fmt: skip
+        laid = drafts(q[0], k[0], v[0], a, b, query_start_loc, cache_indices, plan.steps, plan.usable)
+        chains = Chains(laid, parameter(A_log), parameter(dt_bias), ssm_states, scale)
         states = None
         if buffer is not None:
-            states = ssm_states.new_empty((*row.shape, *ssm_states.shape[1:]))
+            states = ssm_states.new_empty((*laid.v.shape[:2], *ssm_states.shape[1:]))
         given = (without_buffer if buffer is None else with_buffer)(chains, states)
-        own = own & inside(cache_indices, plan.usable)[:, None]
-        own[:, cache_steps:] = False
+        where = query_start_loc, cache_indices
         if buffer is not None and states is not None and intermediate_state_indices is not None:
-            store(states.flatten(0, 1), _places(buffer, intermediate_state_indices, own), buffer)
-        _spread(given, query_start_loc, cache_indices, cache_steps, plan, out)
+            store_drafts(states, *where, intermediate_state_indices, cache_steps, plan.usable, buffer)
+        spread(given, *where, cache_steps, plan.usable, out[0])
         return out
 
     return verify
-
-
-def _places(buffer: Tensor, rows: Tensor, own: Tensor) -> Tensor:
-    """`[N * steps]`: where each draft's state goes, as an offset into the buffer, or -1."""
-    step = torch.arange(own.shape[1], device=own.device)
-    place = rows.to(torch.int64)[:, None] * buffer.stride(0) + step * buffer.stride(1)
-    return torch.where(own & inside(rows, buffer.shape[0])[:, None], place, -1).flatten()
-
-
-def _spread(given: Tensor, offsets: Tensor, indices: Tensor, cache_steps: int, plan: Plan, out: Tensor) -> None:
-    """Dense outputs `[N, steps, HV, V]` to their packed rows; zeros where there is no draft."""
-    whose = owners(offsets, out.shape[1])
-    dense = whose.owner * plan.steps + whose.place.clamp(0, plan.steps - 1)
-    torch.index_select(given.flatten(0, 1), 0, dense, out=out[0])
-    out[0].masked_fill_((whose.place >= cache_steps).view(-1, 1, 1), 0)
-    silence(out[0], offsets, indices, plan.usable)
 
 
 def _plan(

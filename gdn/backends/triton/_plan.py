@@ -10,7 +10,7 @@ import torch
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from gdn.backends.triton.launch import Launch
+    from gdn._triton_launch import Launch
 
 
 class RowPlan(NamedTuple):

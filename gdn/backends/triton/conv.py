@@ -9,10 +9,10 @@ from typing import NamedTuple
 import torch
 import triton
 
+from gdn._triton_launch import Launch
 from gdn.backends.triton._conv_extend_kernel import conv_extend_kernel
 from gdn.backends.triton._conv_update_kernel import conv_draft_kernel
 from gdn.backends.triton._conv_update_kernel import conv_step_kernel
-from gdn.backends.triton.launch import Launch
 from gdn.backends.triton.tuning import first_that_fits
 from gdn.signature import planned
 from gdn.validation import check_conv_extend

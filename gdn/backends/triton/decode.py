@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING
 import torch
 import triton
 
+from gdn._triton_launch import Launch
 from gdn.backends.triton._decode_kernel import decode_kernel
 from gdn.backends.triton._plan import RowPlan
 from gdn.backends.triton._plan import template
-from gdn.backends.triton.launch import Launch
 from gdn.backends.triton.tuning import decode_tile
 from gdn.signature import planned
 from gdn.validation import check_decode

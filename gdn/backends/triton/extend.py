@@ -12,6 +12,8 @@ import torch
 import triton
 import triton.language as tl
 
+from gdn._triton_launch import ALIGNMENT_MASK
+from gdn._triton_launch import Launch
 from gdn.backends.triton._extend_prepare_kernel import prepare_kernel
 from gdn.backends.triton._extend_state_kernel import state_kernel
 from gdn.backends.triton._plan import template
@@ -20,8 +22,6 @@ from gdn.backends.triton.extend_tuning import ExtendTile
 from gdn.backends.triton.extend_tuning import narrow_tile
 from gdn.backends.triton.extend_tuning import takes_narrow
 from gdn.backends.triton.extend_tuning import wide_tile
-from gdn.backends.triton.launch import ALIGNMENT_MASK
-from gdn.backends.triton.launch import Launch
 from gdn.ops import ExtendResult
 from gdn.signature import planned
 from gdn.types import CHUNK

@@ -8,8 +8,8 @@ from typing import NamedTuple
 import torch
 import triton
 
+from gdn._triton_launch import Launch
 from gdn.backends.triton._gating_kernel import gating_kernel
-from gdn.backends.triton.launch import Launch
 from gdn.signature import planned
 from gdn.validation import check_gating
 

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING
 import torch
 import triton
 
+from gdn._triton_launch import Launch
 from gdn.backends.triton._plan import RowPlan
 from gdn.backends.triton._plan import template
 from gdn.backends.triton._replay_kernel import replay_kernel
-from gdn.backends.triton.launch import Launch
 from gdn.backends.triton.tuning import replay_tile
 from gdn.signature import planned
 from gdn.validation import check_replay_decode

@@ -9,13 +9,13 @@ from typing import NamedTuple
 import torch
 import triton
 
+from gdn._triton_launch import Launch
 from gdn.backends.triton._plan import template
 from gdn.backends.triton._verify_kernel import verify_kernel
 from gdn.backends.triton._verify_walk_kernel import unbuffered_tree_walk_kernel
 from gdn.backends.triton._verify_walk_kernel import verify_walk_kernel
 from gdn.backends.triton.dots import fp32_precision
 from gdn.backends.triton.dots import raw_product
-from gdn.backends.triton.launch import Launch
 from gdn.backends.triton.tuning import taken_together
 from gdn.backends.triton.tuning import verify_tile
 from gdn.backends.triton.tuning import walk_tile

@@ -11,7 +11,9 @@ import torch
 from gdn.backends.flashinfer import decode
 from gdn.backends.flashinfer import extend
 from gdn.backends.flashinfer import library
+from gdn.backends.flashinfer import rows
 from gdn.backends.flashinfer import slots
+from gdn.backends.flashinfer import staging
 from gdn.backends.flashinfer import verify
 from gdn.errors import BackendRefused
 from gdn.errors import InputError
@@ -120,7 +122,7 @@ def _first_slot(indices, usable, _instead):
     return torch.where(slots.inside(indices, usable), indices, 0).to(torch.int32)
 
 
-def _unbounded(indices, _usable):
+def _unbounded(indices, _usable, _instead):
     return indices.clamp(max=3).to(torch.int32)
 
 
@@ -130,15 +132,33 @@ def _by_position(buffer, _rows, own):
     return torch.where(own, place, -1).flatten()
 
 
+def _norms_left_out(q, k, g, indices, usable):
+    return staging.Prefill(q.contiguous(), k.contiguous(), g.exp(), slots.or_else(indices, usable, -1))
+
+
+def _gates_left_out(q, k, g, indices, usable):
+    return staging.prefill_inputs(q, k, g * 0, indices, usable)
+
+
+def _foreign_slots_live(q, k, g, indices, usable):
+    return staging.prefill_inputs(q, k, g, indices.clamp(max=3), usable)
+
+
+def _kept_beyond_the_pool(given, offsets, indices, kept, _usable, out):
+    rows.spread(given, offsets, indices, kept, 1 << 30, out)
+
+
 @pytest.mark.parametrize(
     ("operation", "state", "module", "name", "fault"),
     [
-        ("decode", "bfloat16", decode, "or_else", _first_slot),
-        ("decode", "float32", decode, "or_minus_one", _unbounded),
-        ("extend", "float32", extend, "or_minus_one", _unbounded),
+        ("decode", "bfloat16", decode, "slots_or_else", _first_slot),
+        ("decode", "bfloat16", decode, "silence_each", _nothing),
+        ("decode", "float32", decode, "slots_or_else", _unbounded),
+        ("extend", "float32", extend, "prefill_inputs", _foreign_slots_live),
+        ("extend", "float32", extend, "prefill_inputs", _gates_left_out),
         ("extend", "float32", extend, "silence", _nothing),
-        ("verify", "float32", verify, "silence", _nothing),
-        ("verify", "bfloat16", verify, "_places", _by_position),
+        ("verify", "float32", verify, "spread", _kept_beyond_the_pool),
+        ("verify", "bfloat16", rows, "_places", _by_position),
     ],
 )
 def test_a_planted_fault_is_found(operation, state, module, name, fault):
@@ -146,6 +166,12 @@ def test_a_planted_fault_is_found(operation, state, module, name, fault):
     assert_matches(bound(operation, case), build_call(operation, case, seed=0))
     with mock.patch.object(module, name, fault):
         assert not all(found.passed for found in compare(bound(operation, case), build_call(operation, case, seed=0)))
+
+
+def test_keys_longer_than_one_are_found():
+    case = fitted("extend", state="float32")
+    with mock.patch.object(extend, "prefill_inputs", _norms_left_out), pytest.raises(AssertionError, match="grow"):
+        bound("extend", case)(**build_call("extend", case, seed=0).arguments)
 
 
 def test_a_function_that_lost_an_argument_is_refused_at_bind_time():
